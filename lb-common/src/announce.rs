@@ -21,7 +21,7 @@ describe!(AnnounceKey { address, device });
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Announcement {
-    /// The node answers only before this time.
+    /// The node answers ARP requests and neighbour solicitations for the address only before this time.
     pub deadline: u64,
     /// When the node got the right. A claim by another machine since then ends the right, even before the deadline.
     pub since: u64,

@@ -11,7 +11,7 @@ const ONE: u32 = 1 << 31;
 /// Number of bits that hold a packet's length in bytes.
 const LENGTH_BITS: usize = Change::STEPS as usize;
 
-/// `x^(8 * 2^k)` for every `k`: the factor of 2^k bytes.
+/// `x^(8 * 2^k)` for every `k`: the factor that shifts a polynomial by 2^k bytes.
 const BYTE_POWERS: [u32; LENGTH_BITS] = powers();
 
 const fn powers() -> [u32; LENGTH_BITS] {

@@ -12,7 +12,8 @@ pub struct DeviceInfo {
     pub mtu: u32,
     /// Bits of [`device_flags`].
     pub flags: u32,
-    /// The MAC address of frames for this node: that of the device, or of its bridge; zeros without link-layer header.
+    /// The MAC address of frames for this node: that of the device, or of its bridge; zeros if the device has no
+    /// link-layer header.
     pub mac: [u8; 6],
     /// Padding, always 0.
     pub reserved: [u8; 2],
@@ -45,9 +46,9 @@ pub mod device_flags {
     /// The catch device: the node routes the ranges of cluster IPs to it, and its egress program redirects packets to
     /// its ingress. It gets the packets to cluster IPs that no program has translated.
     pub const CATCH: u32 = 32;
-    /// A bridge of pods, on a node with a catch device. Packets to cluster IPs come in here only if the pod's port has
-    /// no programs. Their flows are [caught](crate::conntrack::flow_flags::CAUGHT), because the bridge would deliver
-    /// replies to the pod's address past this device.
+    /// A bridge of pods, on a node with a catch device. Untranslated packets to cluster IPs come in through the bridge
+    /// only if the pod's port has no programs. Their flows are [caught](crate::conntrack::flow_flags::CAUGHT), because
+    /// the bridge would forward replies to the pod's address without passing them to its own programs.
     pub const BRIDGES_PODS: u32 = 64;
     /// A workload device: packets that the node receives on it come from a pod of the node.
     pub const WORKLOAD: u32 = 128;

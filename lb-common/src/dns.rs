@@ -29,12 +29,12 @@ const _: () = assert!(size_of::<DnsIntercept>() == 32);
 describe!(DnsIntercept { address, until, port, reserved });
 
 impl DnsIntercept {
-    /// Packets to the key go to this server until `until`.
+    /// The value for a cluster IP: its queries go to the server at this address and port, until `until`.
     pub const fn to_server(address: Address, port: u16, until: u64) -> Self {
         Self { address, until, port, reserved: [0; 6] }
     }
 
-    /// Packets from the key leave with this cluster IP.
+    /// The value for the endpoint of a server: its answers get this cluster IP as their source.
     pub const fn to_client(cluster_ip: Address) -> Self {
         Self { address: cluster_ip, until: 0, port: PORT, reserved: [0; 6] }
     }

@@ -10,9 +10,9 @@ use crate::conntrack::Tuple;
 pub struct Event {
     /// When the program emitted the event, in nanoseconds of `CLOCK_MONOTONIC`.
     pub time: u64,
-    /// The tuple of the packet before its translation; zeros for [`crate::Outcome::RewriteFailed`]. A system call has
-    /// no source yet: the port is 0, and the address is the node's or, for a socket of another network namespace, one
-    /// of `100::/64`.
+    /// The tuple of the packet before its translation; zeros for [`crate::Outcome::RewriteFailed`]. At a system call,
+    /// the connection has no source yet: the port is 0, and the address is the node's or, for a socket of another
+    /// network namespace, one of `100::/64`.
     pub from: Tuple,
     /// For a new flow, the tuple of its packets when they leave the node towards the backend (in a tunnel, the ends of
     /// the tunnel); otherwise zeros.
@@ -50,7 +50,7 @@ pub enum Choice {
     Affinity = 2,
     /// The client's previous backend did not answer, so the next one was chosen.
     Retry = 3,
-    /// Another node chose the backend and sent the packet here in a tunnel.
+    /// Another node chose the backend and sent the packet to this node in a tunnel.
     Peer = 4,
 }
 

@@ -2,12 +2,13 @@
 //!
 //! Two bit arrays hold hashed endpoints (address, port, protocol). [`Side::Front`] has the endpoints that clients send
 //! to: programs look up the destination of a packet in it. [`Side::Back`] has the endpoints that answer: programs look
-//! up the source in it. Every frontend of `SERVICES` is marked in `Front`; an entry of the flow table by its key:
-//! [`Mark::of_entry`]. A packet whose destination and source are both unmarked has neither a frontend nor a flow.
+//! up the source in it. Every frontend of `SERVICES` is marked in `Front`. [`Mark::of_entry`] says in which of the two
+//! an entry of the flow table is marked. A packet whose destination and source are both unmarked has neither a frontend
+//! nor a flow.
 //!
 //! A mark that is left over costs a lookup, a missing one would break a connection. So marks are only added, before the
-//! entry or frontend becomes visible, and to both copies of the arrays. To drop old marks, the agent rebuilds the copy
-//! that is not in use:
+//! entry or frontend becomes visible, and to both copies of the arrays (lookups read only the copy in use). To drop old
+//! marks, the agent rebuilds the other copy:
 //!
 //! 1. A grace period, so that no program still reads that copy.
 //! 2. Zero it. No insertion by the agent runs meanwhile.
@@ -16,7 +17,7 @@
 //! 4. Mark all frontends and all entries. Whatever is inserted from now on has been marked after step 2.
 //! 5. Make it the copy in use.
 //!
-//! The hash has no seed: all that a sender can do is to choose packets that need the lookups.
+//! The hash needs no seed: a sender that finds collisions only makes its own packets take the lookups.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -31,7 +32,8 @@ const WORD_BITS: u32 = 15;
 /// other destinations are false positives; with 65,536 frontends, 0.6 %.
 pub const WORDS: usize = 1 << WORD_BITS;
 
-/// The value of [`Filter::active`] that makes programs look up every packet. Zeroed memory is a valid filter.
+/// The value of [`Filter::active`] that makes programs look up every packet. It is 0, so zeroed memory is a valid
+/// filter.
 pub const OFF: u64 = 0;
 
 /// Value of the only element of `FILTER`.
@@ -72,7 +74,7 @@ pub struct ServiceRanges {
     pub v6: [[u64; 4]; 2],
 }
 
-/// Matches no address: an address bit outside the mask is set.
+/// A range that contains no address: its mask is 0, but its own address is not.
 const NO_V4: u64 = 1;
 const NO_V6: [u64; 4] = [1, 0, 0, 0];
 
@@ -173,9 +175,9 @@ impl Mark {
     /// The marks of an entry of the flow table with these [`flow_flags`]. A forward entry marks its destination in
     /// `Front`; a reverse entry marks its source, the backend, in `Back`. The reverse entry of a routed or hairpin flow
     /// marks the backend in `Front` as well: a socket of the node may have the flow's translated source address and
-    /// port and send to the same backend. Only if the programs look up its packets do they find the conflict and
-    /// replace its port ([`flow_flags::is_of_node`]). (A masqueraded flow that is not routed has another entry, which
-    /// adds that mark.)
+    /// port and send to the same backend. Only if the programs look up the socket's packets do they find the conflict
+    /// and replace the source port ([`flow_flags::is_of_node`]). (A masqueraded flow that is not routed has another
+    /// entry, which adds that mark.)
     #[inline(always)]
     pub fn of_entry(key: &Tuple, flags: u8) -> [Self; 2] {
         const TO_NODE: u8 = flow_flags::ROUTED | flow_flags::HAIRPIN;
@@ -213,7 +215,8 @@ impl Mark {
         memory.load(self.index(copy)) & self.bits == self.bits
     }
 
-    /// Adds the mark to a copy, 0 or 1. A mark that is there is not written again: many flows share a few cache lines.
+    /// Adds the mark to a copy, 0 or 1. Does not write a mark that is already set: many flows share a few cache lines,
+    /// which each write takes away from the other CPUs.
     #[inline(always)]
     pub fn set_in(self, memory: &impl Memory, copy: usize) {
         if !self.is_set(memory, copy) {

@@ -12,8 +12,8 @@ pub struct FlowEvent {
     pub time: u64,
     /// The tuple of the client's packets: the key of the forward entry.
     pub from: Tuple,
-    /// [`crate::conntrack::Flow::to`] of the forward entry; at the beginning of a flow that is masqueraded through the
-    /// stack, the source is the node's address.
+    /// [`crate::conntrack::Flow::to`] of the forward entry; but with [`FlowEventKind::Begun`], for a flow that is
+    /// masqueraded through the stack, the source is the node's address.
     pub to: Tuple,
     /// [`crate::conntrack::Flow::traffic`] of the forward entry and the reverse entry.
     pub traffic: [u64; 2],
@@ -21,13 +21,13 @@ pub struct FlowEvent {
     pub packets: [u32; 2],
     /// The [`crate::Service::id`] of the flow's service port.
     pub service: u32,
-    /// When the last packet of either direction was seen.
+    /// When the programs last saw a packet that shows that the client is there: [`crate::conntrack::Phase::last_used`].
     pub last_seen: Tick,
     /// What has happened to the flow: a [`FlowEventKind`].
     pub kind: u8,
-    /// At the beginning, why this backend was chosen: a [`crate::Choice`].
+    /// With [`FlowEventKind::Begun`], why this backend was chosen: a [`crate::Choice`].
     pub choice: u8,
-    /// At the beginning, the [`crate::Service::scheduler`].
+    /// With [`FlowEventKind::Begun`], the [`crate::Service::scheduler`].
     pub scheduler: u8,
     /// The [`crate::conntrack::flow_flags`] of the forward entry.
     pub flags: u8,
@@ -45,7 +45,8 @@ const _: () = assert!(size_of::<FlowEvent>() == 128);
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowEventKind {
-    /// The flow has begun. `traffic` and `packets` count earlier flows with the same tuple; the new flow adds to them.
+    /// The flow has begun. `traffic` and `packets` are the counts that earlier flows with the same tuple have left; the
+    /// new flow adds to them.
     Begun = 0,
     /// Both FINs or a RST have ended the connection; its entries stay for a while. Only time, `from` and phase are
     /// meaningful: the other fields describe one direction, and the last packets are still to be counted.

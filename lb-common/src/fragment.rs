@@ -74,8 +74,8 @@ pub struct FragmentedDatagram {
     pub destination: u16,
     /// When the first fragment was seen. Identifications are reused, so the entry expires: see [`Self::is_valid`].
     pub seen: Tick,
-    /// Interface index of the device at which the first fragment was seen last. A packet may pass several devices with
-    /// programs, such as a bridge and its port.
+    /// Interface index of the last device at which the programs saw the first fragment. A packet may pass several
+    /// devices with programs, such as a bridge and its port.
     pub device: u32,
     /// IP protocol number of the transport header (in IPv6 more extension headers may follow the fragment header),
     /// [`Self::UNTOUCHED`] or [`Self::DROPPED`].
@@ -89,7 +89,7 @@ const _: () = assert!(size_of::<FragmentedDatagram>() == 24);
 describe!(FragmentedDatagram { boundaries, source, destination, seen, device, protocol, zero, zeros });
 
 impl FragmentedDatagram {
-    /// Ticks for which later fragments of a datagram may follow the first one: about 30 s, for which Linux keeps an
+    /// Ticks for which later fragments of a datagram may follow the first one: about 30 s, as long as Linux keeps an
     /// incomplete datagram (`net.ipv4.ipfrag_time`).
     const LIFETIME: u32 = 28;
 
@@ -157,11 +157,12 @@ impl Span {
     /// [`Self::boundaries`] of all fragments of a datagram together.
     pub const WHOLE: u64 = boundary(0) ^ boundary(Self::END);
 
-    /// The exclusive or of a number for each end of the part. Where two parts meet, the number of that boundary cancels
-    /// out, so the exclusive or over all fragments that were seen is [`Self::WHOLE`] if they cover the datagram. A
-    /// fragment that is seen twice before the datagram is complete cancels itself, and the datagram then never seems
-    /// complete. A duplicate that arrives after the datagram is complete may be held like an early fragment. It then
-    /// counts as a part of the next datagram with the same key, if that datagram follows within 2 s.
+    /// The exclusive or of two numbers: those of the positions at which the fragment begins and ends. Where two
+    /// fragments meet, the number of that position cancels out, so the exclusive or over all fragments that were seen
+    /// is [`Self::WHOLE`] if they cover the datagram. A fragment that is seen twice before the datagram is complete
+    /// cancels itself, and the datagram then never seems complete. A duplicate that arrives after the datagram is
+    /// complete may be held like an early fragment. It then counts as a part of the next datagram with the same key, if
+    /// that datagram follows within 2 s.
     #[inline(always)]
     pub const fn boundaries(self) -> u64 {
         boundary(self.start as u64) ^ boundary(if self.is_last { Self::END } else { self.end as u64 })

@@ -1,5 +1,5 @@
-//! Descriptions of the keys and values of the pinned maps. They let an agent with another layout read the elements that
-//! an agent of this version wrote, field by field (see `bpf::description` of lb-datapath).
+//! Descriptions of the keys and values of the pinned maps. They let an agent with another layout read, field by field,
+//! the elements that an agent of this version wrote (see `bpf::description` of lb-datapath).
 //!
 //! A field keeps its described name as long as its meaning stays the same, even when the Rust field is renamed. A field
 //! whose meaning changes gets another name. A new field must make sense as 0, its value in elements that an earlier

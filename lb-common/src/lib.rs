@@ -110,8 +110,8 @@ pub mod capacity {
     /// Entries of `CONNTRACK`, the overflow of the flow table: 16 bytes each at start, the rest on insertion. The
     /// overflow alone can hold 131,072 connections with two entries each.
     pub const CONNTRACK: usize = 262_144;
-    /// Addresses of services (`VIPS`): 16 bytes each at start, the rest on insertion. A frontend has one address, so as
-    /// many entries as frontends suffice.
+    /// Addresses of services (`VIPS`): 16 bytes each at start, the rest on insertion. Services have no more addresses
+    /// than frontends, so the size is that of `SERVICES`.
     pub const VIPS: usize = SERVICES;
     /// The smallest size of `VIPS`, which also holds the addresses of the node.
     pub const MIN_VIPS: u32 = 4_096;
@@ -140,10 +140,11 @@ pub mod capacity {
     pub const AFFINITY: usize = 32_768;
     /// Service ports with limits on new connections (`LIMITS`): 16 bytes each at start, the rest on insertion.
     pub const LIMITS: usize = 16_384;
-    /// Token buckets for the limits on new connections (`LIMIT_BUCKETS`), all allocated at start: 96 bytes each; more
-    /// with many CPUs, see [`LRU_PER_CPU`].
+    /// Token buckets for the limits on new connections (`LIMIT_BUCKETS`), 96 bytes each, all allocated at start. With
+    /// many CPUs the map has more buckets, see [`LRU_PER_CPU`].
     pub const LIMIT_BUCKETS: usize = 8_192;
-    /// Fragmented datagrams in transit (`FRAGMENTS`), all allocated at start; more with many CPUs, see [`LRU_PER_CPU`].
+    /// Fragmented datagrams in transit (`FRAGMENTS`), all entries allocated at start. With many CPUs the map has more
+    /// entries, see [`LRU_PER_CPU`].
     pub const FRAGMENTS: usize = 8_192;
     /// Pairs of an unconnected UDP socket and a virtual address that it sends to (`SOCKET_BACKENDS`, `SOCKET_VIPS`),
     /// and connected UDP sockets of the node (`CONNECTED_SOCKETS`), all allocated at start; more with many CPUs, see

@@ -11,7 +11,8 @@ pub enum Verdict {
     Route,
     /// Drops the packet.
     Drop,
-    /// Takes the packet from the stack; a stored copy enters the node again if the first fragment arrives in time.
+    /// Stores a copy of the packet, a later fragment, and drops the packet. The copy enters the node again if the first
+    /// fragment arrives in time.
     Hold,
 }
 
@@ -29,7 +30,7 @@ pub enum Outcome {
     NotTransport = 1,
     /// Headers that are truncated or contradict each other: left to the stack, which reports the error better.
     Malformed = 2,
-    /// No flow and no Service.
+    /// No flow and no Service; or a packet or system call for which the Service creates no flow, such as a SYN-ACK.
     NoService = 3,
     /// A packet of a flow that is translated at the other hook (or already was).
     OtherHook = 4,
@@ -43,15 +44,15 @@ pub enum Outcome {
     Forward = 8,
     /// A packet from a backend to its client.
     Reply = 9,
-    /// An ICMP error about a translated packet, itself translated.
+    /// An ICMP error about a translated packet; the program has translated the error.
     IcmpError = 10,
     /// A packet of a hairpin flow (a pod reaches itself through a VIP), in either direction, or an ICMP error about
     /// one: translated and sent back.
     Hairpin = 11,
     /// A TCP segment that is answered with RST: a segment to a service without backends, or to a port of a cluster IP
     /// that no service has; a segment of no tracked flow to a service with
-    /// [`RESET_UNKNOWN`](crate::service_flags::RESET_UNKNOWN), unless it is a SYN; or a segment of a connection to the
-    /// agent's DNS server, if that server no longer answers.
+    /// [`RESET_UNKNOWN`](crate::service_flags::RESET_UNKNOWN), unless it is a SYN, SYN-ACK or RST; or a segment of a
+    /// connection to the agent's DNS server, if that server no longer answers.
     RejectTcp = 12,
     /// A datagram or an SCTP packet to a service without backends, or to a port of a cluster IP that no service has,
     /// answered with ICMP port unreachable.
@@ -80,9 +81,9 @@ pub enum Outcome {
     /// Dropped: a packet to an address that is in a range of cluster IPs, but that no Service has.
     UnknownVip = 23,
     /// Dropped: the source is in none of the service's `loadBalancerSourceRanges`, or it is an external client in
-    /// `--deny-source`.
+    /// `--deny-source` or behind an IPsec policy that replies would bypass.
     SourceNotAllowed = 24,
-    /// Dropped: an ICMP redirect about a translated packet, which would make its sender bypass the VIP.
+    /// Dropped: an ICMP redirect about a translated packet. It would make the sender of that packet bypass the VIP.
     IcmpRedirect = 25,
     /// First packet of a routed flow, whose client and backend are both beyond wire devices: a backend was chosen, and
     /// the packet was sent on.
@@ -96,16 +97,16 @@ pub enum Outcome {
     /// A packet of a routed or tunnelled flow that is larger than the MTU: answered with an ICMP error that names the
     /// MTU.
     TooBig = 30,
-    /// Dropped: a packet of a routed or tunnelled flow to which no route leads; a later fragment that is too large for
-    /// the tunnel; or an ICMP error that should go through a tunnel, but whose TTL or hop limit is used up.
+    /// Dropped: a packet of a routed or tunnelled flow without a route to its destination; a later fragment that is too
+    /// large for the tunnel; or an ICMP error that should go through a tunnel, but whose TTL or hop limit is used up.
     NoRoute = 31,
     /// First packet of a tunnelled flow (direct server return): a backend on another node was chosen, and the packet
     /// was sent there in a tunnel.
     NewTunnelledFlow = 32,
     /// A further packet of a tunnelled flow; or an ICMP error about a packet that the flow's backend has sent.
     Tunnelled = 33,
-    /// A further packet for a backend on this node that another node sent here in a tunnel. (The first one counts as
-    /// `new_flow`.)
+    /// A further packet that another node sent to this node in a tunnel, for a backend on this node. (The first one
+    /// counts as `new_flow`.)
     Decapsulated = 34,
     /// Dropped: a packet in a tunnel for a backend on this node, from a machine that is neither a node of the cluster
     /// nor in `--dsr-peers`.
@@ -128,10 +129,11 @@ pub enum Outcome {
     /// frame counts as `no_service` instead.)
     OtherHost = 41,
     /// A packet to a backend on another node that was sent in a tunnel without a flow, because the flow table has no
-    /// room for one: the Maglev table of the Service chooses the same backend for each packet of a connection.
+    /// room for one. The Maglev table of the Service still chooses the same backend for each packet of a connection.
     Stateless = 42,
     /// A later fragment that has arrived before the first one of its datagram. The later fragment is kept until the
-    /// first one arrives; then it enters the node again and counts again, unless another fragment has taken its place.
+    /// first one arrives; then it enters the node again and counts again, unless another held fragment has overwritten
+    /// it.
     FragmentHeld = 43,
     /// A packet of a caught flow, in either direction, or an ICMP error about one. The client's device has no programs,
     /// so the programs at the catch device translate the flow.
@@ -151,7 +153,8 @@ pub enum Outcome {
     /// A DNS query of a pod to the cluster IP of the DNS Service that is redirected to the agent on this node: a UDP
     /// datagram, or the SYN of a TCP connection. (Further segments of the connection count as `forward`.)
     DnsQuery = 49,
-    /// A packet of the agent's answer to such a query, which leaves with the cluster IP as its source.
+    /// A packet of the agent's answer to a redirected query ([`Self::DnsQuery`]). It leaves with the cluster IP as its
+    /// source.
     DnsAnswer = 50,
     /// An ICMP error about a tunnelled packet, from a router or from the backend's node. The program turns it into an
     /// error about the inner packet, and sends that error to the client.
@@ -291,7 +294,8 @@ impl Outcome {
         }
     }
 
-    /// The outcome of the first packet of a flow whose further packets have this outcome.
+    /// Turns an outcome of further packets of a flow into the outcome of the first one. Returns all other outcomes
+    /// unchanged.
     #[inline(always)]
     #[must_use]
     pub const fn of_first_packet(self) -> Self {

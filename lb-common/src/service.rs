@@ -153,8 +153,8 @@ pub mod service_flags {
     /// Only sockets of the node are translated, never packets: a node port on a loopback address.
     pub const SOCKETS_ONLY: u16 = 32;
     /// Direct server return: backends on other nodes get the packets of external clients unchanged, through a tunnel,
-    /// and answer the client directly. Set only together with [`MASQUERADE`], which then applies to internal clients,
-    /// and to backends on other nodes that no tunnel leads to.
+    /// and answer the client directly. Set only together with [`MASQUERADE`]: the node masquerades internal clients,
+    /// but external clients only if their backend is on another node and no tunnel leads there.
     pub const DSR: u16 = 64;
     /// Only a SYN (or INIT) begins a TCP (or SCTP) flow, as at every node port. The Service has an address of this
     /// node, so the node's own connections, and those that netfilter masquerades, may have this port as source port;
@@ -166,14 +166,14 @@ pub mod service_flags {
     /// Never together with [`DSR`], under which a connection may have no entry on this node.
     pub const RESET_UNKNOWN: u16 = 256;
     /// Backends get a PROXY protocol header, version 2, before the client's first byte. Only at frontends of TCP.
-    /// Always together with [`RESET_UNKNOWN`], because only the flow knows by how much the client's sequence numbers
-    /// are shifted. Never together with [`DSR`].
+    /// Always together with [`RESET_UNKNOWN`], because only the flow's entry records by how much the client's sequence
+    /// numbers are shifted. Never together with [`DSR`].
     pub const PROXY_PROTOCOL: u16 = 512;
 
     /// New connections have a limit, see [`crate::ConnectionLimits`].
     pub const LIMITED: u16 = 1024;
 
-    /// All bits of [`Service::flags`], for tests and displays.
+    /// All bits of [`crate::Service::flags`], for tests and displays.
     pub const ALL: [u16; 11] = [
         DROP_WITHOUT_BACKENDS,
         SHORT_CIRCUIT,
@@ -210,12 +210,18 @@ impl Service {
         self.kind == FrontendKind::NodePort as u8 || self.flags & service_flags::SYN_ONLY != 0
     }
 
+    /// Whether internal clients get other backends than external ones: see [`service_flags::SHORT_CIRCUIT`].
+    #[inline(always)]
+    pub const fn has_internal_slice(&self) -> bool {
+        self.flags & service_flags::SHORT_CIRCUIT != 0
+    }
+
     /// Whether internal and external clients are treated differently.
     #[inline(always)]
     pub const fn depends_on_client(&self) -> bool {
-        use service_flags::{DSR, MASQUERADE_EXTERNAL, SHORT_CIRCUIT};
+        use service_flags::{DSR, MASQUERADE_EXTERNAL};
 
-        self.flags & (SHORT_CIRCUIT | MASQUERADE_EXTERNAL | DSR) != 0
+        self.has_internal_slice() || self.flags & (MASQUERADE_EXTERNAL | DSR) != 0
     }
 
     /// The record for an `internal` or external client: `backends_base, backends_count` and `table_base, table_count`
@@ -223,7 +229,7 @@ impl Service {
     #[inline(always)]
     #[must_use]
     pub const fn for_client(mut self, internal: bool) -> Self {
-        if internal && self.flags & service_flags::SHORT_CIRCUIT != 0 {
+        if internal && self.has_internal_slice() {
             self.backends_base = self.internal_base;
             self.backends_count = self.internal_count;
             self.table_base = self.internal_table_base;
@@ -237,7 +243,7 @@ impl Service {
     #[inline(always)]
     pub const fn masquerades(&self, internal: bool) -> bool {
         let flags = self.flags;
-        flags & service_flags::SHORT_CIRCUIT == 0
+        !self.has_internal_slice()
             && (flags & service_flags::MASQUERADE != 0
                 || (!internal && flags & service_flags::MASQUERADE_EXTERNAL != 0))
     }
@@ -288,7 +294,7 @@ describe!(Backend { address, port, flags, weight, active_flows_slot = "counter" 
 /// Bits of [`Backend::flags`].
 pub mod backend_flags {
     /// The endpoint is terminating. It is a backend because it still serves, and because no ready endpoint is left in
-    /// the cluster or on this node.
+    /// the cluster (or, if the traffic policy is `Local`, on this node).
     pub const TERMINATING: u16 = 1;
     /// The endpoint is on this node.
     pub const LOCAL: u16 = 2;
@@ -301,7 +307,7 @@ pub mod backend_flags {
 }
 
 /// Value of `VIPS`: how to treat packets to an address of a Service at a port that no Service has. Addresses of the
-/// node itself are also in the map, without flags: their packets are left to the stack.
+/// node itself are also in the map, without flags: the stack gets the packets to their other ports.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Vip {
@@ -359,10 +365,20 @@ impl SourceRange {
     pub fn new(service: u32, address: Address) -> Self {
         Self { service_and_family: service << 1 | u32::from(address.is_v4()), address }
     }
+
+    /// The [`Service::id`] that the range belongs to.
+    pub const fn service(&self) -> u32 {
+        self.service_and_family >> 1
+    }
+
+    /// Whether the range is of IPv4.
+    pub const fn is_v4(&self) -> bool {
+        self.service_and_family & 1 == 1
+    }
 }
 
 impl SourceRangeKey {
-    /// The key of `address/prefix`; the prefix counts in the address's own family.
+    /// The key of `address/prefix`; `prefix` is at most 32 for IPv4, although the address is v4-mapped.
     pub fn new(service: u32, address: Address, prefix: u8) -> Self {
         let family = if address.is_v4() { 96 } else { 0 };
         Self { prefix_length: 32 + family + u32::from(prefix), range: SourceRange::new(service, address) }
@@ -402,7 +418,8 @@ const _: () = assert!(size_of::<Affinity>() == 24);
 describe!(Affinity { address, port, zeros, last_used });
 
 impl Affinity {
-    /// Whether the client is still pinned to this backend: its last connection is at most `timeout` seconds old.
+    /// Whether the client is still pinned to this backend: the client last made a connection at most `timeout` seconds
+    /// ago.
     #[inline(always)]
     pub const fn is_valid(&self, now: Tick, timeout: u32) -> bool {
         // Negative if the client has made a connection since `now`: the agent passes the time at which it began to read

@@ -21,11 +21,13 @@ pub struct Settings {
     pub peers: Networks,
     /// Networks whose external clients may use no frontend (`--deny-source`).
     pub denied: Networks,
-    /// Source of masqueraded IPv4 packets if the routing table names none, and of IPv4 packets in a tunnel. Also the
-    /// client address of the node's sockets, by which the programs check source ranges and apply affinity.
+    /// Source of masqueraded IPv4 packets if the routing table names none, and outer source of IPv4 packets in a
+    /// tunnel. Also the client address of the node's sockets, by which the programs check source ranges and apply
+    /// affinity.
     pub source_v4: Address,
-    /// Source of masqueraded IPv6 packets if the routing table names none, and of IPv6 packets in a tunnel. Also the
-    /// client address of the node's sockets, by which the programs check source ranges and apply affinity.
+    /// Source of masqueraded IPv6 packets if the routing table names none, and outer source of IPv6 packets in a
+    /// tunnel. Also the client address of the node's sockets, by which the programs check source ranges and apply
+    /// affinity.
     pub source_v6: Address,
     /// First source port of masqueraded packets, host byte order.
     pub first_port: u16,
@@ -41,8 +43,8 @@ pub mod settings_flags {
     pub const DROP_UNKNOWN_VIPS: u32 = 1;
     /// New flows to other nodes are tunnelled in UDP (GUE); without this bit, IP in IP.
     pub const GUE: u32 = 2;
-    /// The next hop of a packet depends on its destination, its device and its protocol alone: there are no policy
-    /// rules other than the kernel's own, and no multipath routes.
+    /// The next hop of a packet depends only on its destination, its protocol and the device that it came in through:
+    /// there are no policy rules other than the kernel's own, and no multipath routes.
     pub const ROUTES_BY_DESTINATION: u32 = 4;
 }
 
@@ -65,7 +67,7 @@ describe!(Settings {
 });
 
 impl Settings {
-    /// The source of masqueraded and tunnelled packets of a family; zeros if the agent has none.
+    /// [`Self::source_v4`] or [`Self::source_v6`]; zeros if the agent has no address of this family.
     #[inline(always)]
     pub const fn source(&self, is_v4: bool) -> &Address {
         if is_v4 { &self.source_v4 } else { &self.source_v6 }
@@ -95,7 +97,7 @@ pub struct Network {
 const _: () = assert!(size_of::<Network>() == 32);
 
 impl Network {
-    /// The network `address/prefix`; the prefix counts in the address's own family.
+    /// The network `address/prefix`; `prefix` is at most 32 for IPv4, although the address is v4-mapped.
     pub fn new(address: Address, prefix: u8) -> Self {
         let family = if address.is_v4() { 96 } else { 0 };
         let bits = u32::from(prefix) + family;

@@ -1,12 +1,14 @@
-//! Compares the documents with the code: the files, items, tests and local links that they name must exist, and their
-//! outcomes and timeouts must be those of the code.
+//! Compares the documents with the code: the files, items, tests and local links that they name must exist. Their table
+//! of [`Outcome`]s and the timeouts that they mention must match the code.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use lb_common::{Outcome, Verdict, conntrack::Phase};
+
+use self::files::paths;
+
+#[path = "support/files.rs"]
+mod files;
 
 fn repository() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
@@ -14,24 +16,6 @@ fn repository() -> &'static Path {
 
 fn read(path: &str) -> String {
     fs::read_to_string(repository().join(path)).expect("a document of the repository")
-}
-
-/// All files below a folder whose names end with `suffix`, without build results and hidden folders.
-fn paths(folder: &Path, suffix: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).expect("a folder of the repository");
-    entries
-        .map(|entry| entry.expect("an entry").path())
-        .flat_map(|path| {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-            if path.is_dir() && name != "target" && !name.starts_with('.') {
-                paths(&path, suffix)
-            } else if path.is_file() && name.ends_with(suffix) {
-                vec![path]
-            } else {
-                Vec::new()
-            }
-        })
-        .collect()
 }
 
 /// The Rust sources below a folder, each with its path.

@@ -11,6 +11,13 @@ use syn::{
     visit::{self, Visit},
 };
 
+use self::{files::paths, imports_of::imports_of};
+
+#[path = "support/files.rs"]
+mod files;
+#[path = "support/imports_of.rs"]
+mod imports_of;
+
 const CRATES: [&str; 9] =
     ["lb-agent", "lb-common", "lb-core", "lb-datapath", "lb-dns", "lb-ebpf", "lb-kubectl", "lb-web", "xtask"];
 
@@ -64,25 +71,15 @@ fn circle_between_folders_is_found() {
 /// All modules of a crate that have a file, except tests.
 fn modules(source: &Path) -> BTreeMap<Names, Module> {
     let mut modules = BTreeMap::new();
-    let mut folders = vec![source.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).expect("a folder of sources").map(|entry| entry.expect("an entry"))
-        {
-            let path = entry.path();
-            if path.is_dir() {
-                folders.push(path);
-                continue;
-            }
-            let file = path.strip_prefix(source).expect("a file of the crate").to_owned();
-            let mut names: Names =
-                file.with_extension("").iter().map(|name| name.to_string_lossy().into_owned()).collect();
-            names.pop_if(|name| ["mod", "lib", "main"].contains(&name.as_str()));
-            if path.extension().is_some_and(|extension| extension == "rs") && !names.contains(&"tests".into())
-            {
-                let text = fs::read_to_string(&path).expect("a source file");
-                let module = Module { file, paths: BTreeSet::new(), exports: BTreeMap::new() };
-                modules.insert(names.clone(), read(module, &names, &text));
-            }
+    for path in paths(source, ".rs") {
+        let file = path.strip_prefix(source).expect("a file of the crate").to_owned();
+        let mut names: Names =
+            file.with_extension("").iter().map(|name| name.to_string_lossy().into_owned()).collect();
+        names.pop_if(|name| ["mod", "lib", "main"].contains(&name.as_str()));
+        if !names.contains(&"tests".into()) {
+            let text = fs::read_to_string(&path).expect("a source file");
+            let module = Module { file, paths: BTreeSet::new(), exports: BTreeMap::new() };
+            modules.insert(names.clone(), read(module, &names, &text));
         }
     }
     modules
@@ -117,23 +114,14 @@ impl Reader<'_> {
         }
     }
 
-    fn add_use(&mut self, prefix: &[String], tree: &UseTree, is_export: bool) {
-        let with = |name: String| [prefix, &[name]].concat();
-        let (path, name) = match tree {
-            UseTree::Path(path) => return self.add_use(&with(path.ident.to_string()), &path.tree, is_export),
-            UseTree::Group(group) => {
-                return group.items.iter().for_each(|tree| self.add_use(prefix, tree, is_export));
+    fn add_use(&mut self, tree: &UseTree, is_export: bool) {
+        for (name, path) in imports_of(tree) {
+            let Some(path) = self.absolute(&path) else { continue };
+            if let (true, Some(name)) = (is_export, name) {
+                self.module.exports.insert(name, path.clone());
             }
-            UseTree::Name(name) if name.ident == "self" => (prefix.to_vec(), None),
-            UseTree::Name(name) => (with(name.ident.to_string()), Some(name.ident.to_string())),
-            UseTree::Rename(name) => (with(name.ident.to_string()), Some(name.rename.to_string())),
-            UseTree::Glob(_) => (prefix.to_vec(), None),
-        };
-        let Some(path) = self.absolute(&path) else { return };
-        if let (true, Some(name)) = (is_export, name) {
-            self.module.exports.insert(name, path.clone());
+            self.module.paths.insert(path);
         }
-        self.module.paths.insert(path);
     }
 }
 
@@ -150,7 +138,7 @@ impl<'a> Visit<'a> for Reader<'_> {
     }
 
     fn visit_item_use(&mut self, item: &'a ItemUse) {
-        self.add_use(&[], &item.tree, !matches!(item.vis, Visibility::Inherited));
+        self.add_use(&item.tree, !matches!(item.vis, Visibility::Inherited));
     }
 
     /// Skips paths such as `pub(super)`: they import nothing.
@@ -188,7 +176,8 @@ fn target<'a>(modules: &'a BTreeMap<Names, Module>, path: &[String]) -> Option<&
     None
 }
 
-/// The circles of imports that contain an import between files of different folders, as text: one for each such import.
+/// For each import between files of different folders that is part of a circle of imports: the shortest such circle, as
+/// text.
 fn circles_between_folders(
     modules: &BTreeMap<Names, Module>,
     imports: &BTreeMap<&Names, BTreeSet<&Names>>,

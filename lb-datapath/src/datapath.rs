@@ -71,7 +71,7 @@ impl std::fmt::Debug for Logger {
 impl Datapath {
     /// Creates the maps or reuses the pinned ones, and loads the programs that are needed now. Devices keep their
     /// programs until [`Attacher::sync`]. If an agent with another map layout has left a data plane,
-    /// [`Self::finish_handover`] completes its takeover.
+    /// [`Self::finish_handover`] completes the takeover of that data plane.
     pub fn open(options: &Options) -> Result<Self, DatapathError> {
         let folder = Folder::create(&options.bpffs)?;
         let lock = folder.lock()?;
@@ -83,8 +83,8 @@ impl Datapath {
         let attach = options.attach.map_or_else(AttachMode::probe, Ok)?;
         let filter = Arc::new(Filter::open(&folder)?);
         filter.flows().prepare()?;
-        // Turns the filter off until the agent has rebuilt it: programs of another build may have inserted entries
-        // without marks in the filter.
+        // Turns the filter off until the agent has rebuilt it: programs of another build may have inserted flow table
+        // entries without marking them in the filter.
         filter.turn_off();
         match &mut handover {
             Some(handover) => handover.fill(&filter)?,
@@ -178,7 +178,7 @@ impl Datapath {
         XdpAttacher::new(self.folder.clone(), Arc::clone(&self.programs), self.xdp)
     }
 
-    /// A handle that attaches the program that answers for announced addresses to devices, in the network namespace of
+    /// A handle that attaches to devices the program that answers for announced addresses, in the network namespace of
     /// this thread. Only one may be used at a time.
     pub fn announce_attacher(&self) -> Result<AnnounceAttacher, DatapathError> {
         AnnounceAttacher::new(self.folder.clone(), Arc::clone(&self.programs), self.attach)
@@ -196,8 +196,9 @@ impl Datapath {
         DeviceMap::open(&self.folder, self.forwarding)
     }
 
-    /// Attaches the socket programs to the cgroup of [`Options::sockets`], or detaches them if that is `None`. Must be
-    /// called when the maps are complete: the programs reject system calls to Services that are not in the maps yet.
+    /// Attaches the socket programs to the cgroup of [`Options::sockets`], or detaches them if that is `None`. Must not
+    /// be called before the maps are complete: the programs reject system calls to Services that are not in the maps
+    /// yet.
     pub fn attach_sockets(&self) -> Result<(), DatapathError> {
         self.socket_attacher().sync()
     }

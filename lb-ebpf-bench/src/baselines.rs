@@ -170,7 +170,7 @@ mod baselines {
         !((sum & 0xffff) + (sum >> 16)) as u16
     }
 
-    /// Parses, and inserts an entry for the flow's direction.
+    /// Parses the packet, and inserts an entry for the packet's direction of the flow.
     #[inline(always)]
     fn insert<const FLAGS: usize>(
         start: usize,

@@ -43,9 +43,10 @@ pub const RESTORED_V4: usize = 14 + 20 + 20;
 /// Bytes that `restore` writes for IPv6.
 pub const RESTORED_V6: usize = 14 + 40 + 20;
 
-/// How the packets of one flow differ from the template: bits to flip in little-endian words. In the template, the bits
-/// to flip must be 0 in the second byte of the address and in the port, and 1 in the bytes that compensate them: the
-/// fourth byte of the address, and the word at byte 8 of the transport header.
+/// How the packets of one flow differ from the template: bits to flip in little-endian words. Each flip from 0 to 1
+/// goes with one from 1 to 0 of the same weight, so that checksums stay valid. So in the template, the bits to flip
+/// must be 0 in the second byte of the address and in the port, and 1 in the fourth byte of the address and in the word
+/// at byte 8 of the transport header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variation {
     /// Bits to flip in the last word of the client's address: the second byte increases as the fourth decreases. Both
@@ -113,7 +114,7 @@ pub struct BaselineTarget {
     pub port: u16,
     /// Change of the IPv4 header's checksum: one's complement, network byte order.
     pub address_delta: u16,
-    /// Change of the transport checksum, by address and port.
+    /// The change that the translation of address and port makes to the transport checksum.
     pub delta: u16,
     /// Padding, always 0.
     pub zero: u16,

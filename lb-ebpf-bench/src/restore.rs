@@ -1,5 +1,5 @@
 //! Gives every repetition of a test run a fresh packet: writes the headers of the next flow, then tail-calls the
-//! measured program. The same measurement of a program that returns at once gives the overhead.
+//! measured program. To find the overhead, the benchmark measures a program that returns at once in the same way.
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![cfg_attr(target_arch = "bpf", no_main)]
 

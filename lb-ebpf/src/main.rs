@@ -65,7 +65,7 @@ mod programs {
             events::dropped(&skb.context(), Outcome::Untranslated, EventHook::Egress);
             return TC_ACT_SHOT as i32;
         }
-        match run(ctx, Hook::Egress, Layer::Ethernet) {
+        match run(ctx, Hook::Catch, Layer::Ethernet) {
             TC_ACT_UNSPEC if skb.turn_round().is_ok() => TC_ACT_REDIRECT as i32,
             action => action,
         }

@@ -129,7 +129,7 @@ pub fn change(header: &mut TcpBytes, change: u32, by: u32) {
     }
 }
 
-/// Adds to the sequence or acknowledgement number at `offset`. (Nothing here panics: a BPF program must not.)
+/// Adds to the sequence or acknowledgement number at `offset`. (The function cannot panic: a BPF program must not.)
 #[inline(always)]
 fn shift(header: &mut TcpBytes, offset: usize, by: u32) {
     if let Some(number) = header.get_mut(offset..).and_then(|rest| rest.first_chunk_mut::<4>()) {

@@ -55,7 +55,8 @@ pub fn lacks_checksum<F: Frame + ?Sized>(frame: &F, packet: &Packet, length: u32
     Ok(found == pseudo_header(&packet.tuple, length).fold())
 }
 
-/// Gives a TCP or UDP packet the ports of `flow.to`, and updates the checksum over ports and addresses.
+/// Gives a TCP or UDP packet the ports of `flow.to`, and updates the checksum in its transport header for the new ports
+/// and addresses. ([`network`] writes the addresses.)
 ///
 /// # Errors
 ///

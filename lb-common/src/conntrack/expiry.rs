@@ -38,25 +38,27 @@ impl Pressure {
 /// would go to the backend with the client's address.
 const MASQUERADE_EXTRA_SECONDS: u32 = 15;
 
-/// Seconds until the idle flow expires without pressure; 0 when it has expired.
-pub fn seconds_left(forward: &Flow, reply: &Flow, now: Tick) -> u32 {
-    seconds_left_under(Pressure::NONE, forward, reply, now)
+/// Seconds until the idle flow expires without pressure; 0 when it has expired. `entry` and `other` are as in
+/// [`Phase::of_entry`].
+pub fn seconds_left(entry: &Flow, other: Option<&Flow>, now: Tick) -> u32 {
+    seconds_left_under(Pressure::NONE, entry, other, now)
 }
 
-/// Seconds until the idle flow expires under `pressure`; 0 when it has expired.
-pub fn seconds_left_under(pressure: Pressure, forward: &Flow, reply: &Flow, now: Tick) -> u32 {
+/// Seconds until the idle flow expires under `pressure`; 0 when it has expired. `entry` and `other` are as in
+/// [`Phase::of_entry`].
+pub fn seconds_left_under(pressure: Pressure, entry: &Flow, other: Option<&Flow>, now: Tick) -> u32 {
     let extra =
-        if forward.flags & flow_flags::SECOND_OF_MASQUERADED != 0 { MASQUERADE_EXTRA_SECONDS } else { 0 };
-    let phase = Phase::of(forward, reply);
+        if entry.flags & flow_flags::SECOND_OF_MASQUERADED != 0 { MASQUERADE_EXTRA_SECONDS } else { 0 };
+    let phase = Phase::of_entry(entry, other);
     let full = phase.timeout_seconds() + extra;
     // A tunnelled flow counts as evictable even when established: the replies bypass this node, so the handshake may be
     // forged.
-    let timeout = if phase.is_evictable() || forward.is_tunnelled() {
+    let timeout = if phase.is_evictable() || entry.is_tunnelled() {
         pressure.shorten(full, phase.least_timeout_seconds())
     } else {
         full
     };
-    timeout.saturating_sub(now.seconds_since(phase.last_used(forward, reply)))
+    timeout.saturating_sub(now.seconds_since(phase.last_used(entry, other)))
 }
 
 #[cfg(test)]
@@ -98,15 +100,15 @@ mod tests {
         let (mut forward, reply) = pair(protocol::TCP);
         forward.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
         let half = Pressure(Pressure::STEPS / 2);
-        let left = |pressure| seconds_left_under(pressure, &forward, &reply, NOW);
+        let left = |pressure| seconds_left_under(pressure, &forward, Some(&reply), NOW);
         assert_eq!([Pressure::NONE, half, Pressure::MOST].map(left), [60, 32, 3]);
         let (mut forward, reply) = established();
         assert_eq!(
-            seconds_left_under(Pressure::MOST, &forward, &reply, NOW),
+            seconds_left_under(Pressure::MOST, &forward, Some(&reply), NOW),
             Phase::Established.timeout_seconds()
         );
         forward.observe_segment(&segment(FIN | ACK, 1001, 5001, 0), NOW);
-        assert_eq!(seconds_left_under(Pressure::MOST, &forward, &reply, NOW), 10, "half-closed");
+        assert_eq!(seconds_left_under(Pressure::MOST, &forward, Some(&reply), NOW), 10, "half-closed");
     }
 
     /// This node does not see the replies, so a forged SYN and any ACK look like a handshake. Without pressure, such a
@@ -117,8 +119,8 @@ mod tests {
         flow.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
         flow.observe_segment(&segment(ACK, 1001, 77, 0), NOW);
         assert_eq!(Phase::of_one_way(&flow), Phase::Established);
-        assert_eq!(seconds_left_under(Pressure::NONE, &flow, &flow, NOW), 24 * 60 * 60);
-        assert_eq!(seconds_left_under(Pressure::MOST, &flow, &flow, NOW), 10);
+        assert_eq!(seconds_left_under(Pressure::NONE, &flow, None, NOW), 24 * 60 * 60);
+        assert_eq!(seconds_left_under(Pressure::MOST, &flow, None, NOW), 10);
     }
 
     #[test]
@@ -128,7 +130,7 @@ mod tests {
         reply.observe_datagram(NOW);
         let later = Tick(NOW.0 + 3);
         forward.observe_datagram(later);
-        let left = |pressure| seconds_left_under(pressure, &forward, &reply, later);
+        let left = |pressure| seconds_left_under(pressure, &forward, Some(&reply), later);
         assert_eq!([Pressure::NONE, Pressure(Pressure::STEPS / 2), Pressure::MOST].map(left), [120, 65, 10]);
     }
 
@@ -137,7 +139,7 @@ mod tests {
         let (forward, reply) = pair(protocol::UDP);
         let second = Flow { flags: flow_flags::SECOND_OF_MASQUERADED | flow_flags::AT_EGRESS, ..forward };
         assert!(
-            seconds_left(&second, &reply, NOW) > seconds_left(&forward, &reply, NOW) + 5,
+            seconds_left(&second, Some(&reply), NOW) > seconds_left(&forward, Some(&reply), NOW) + 5,
             "one or two runs of the garbage collection"
         );
     }
@@ -146,22 +148,24 @@ mod tests {
     fn idle_established_connections_live_24_hours_as_with_kube_proxy() {
         let (forward, reply) = established();
         let Tick(day_in_ticks) = Tick::from_nanos(24 * 60 * 60 * 1_000_000_000);
-        assert!(seconds_left_under(Pressure::MOST, &forward, &reply, Tick(NOW.0 + day_in_ticks - 2)) > 0);
-        assert_eq!(seconds_left(&forward, &reply, Tick(NOW.0 + day_in_ticks + 2)), 0);
+        assert!(
+            seconds_left_under(Pressure::MOST, &forward, Some(&reply), Tick(NOW.0 + day_in_ticks - 2)) > 0
+        );
+        assert_eq!(seconds_left(&forward, Some(&reply), Tick(NOW.0 + day_in_ticks + 2)), 0);
     }
 
     #[test]
     fn idle_udp_flows_expire_after_30_or_120_seconds_as_in_nf_conntrack() {
         let (mut forward, mut reply) = pair(protocol::UDP);
         forward.observe_datagram(NOW);
-        assert_eq!(seconds_left(&forward, &reply, NOW), 30, "unreplied");
+        assert_eq!(seconds_left(&forward, Some(&reply), NOW), 30, "unreplied");
         reply.observe_datagram(NOW);
-        assert_eq!(seconds_left(&forward, &reply, NOW), 30, "replied");
+        assert_eq!(seconds_left(&forward, Some(&reply), NOW), 30, "replied");
         let later = Tick(NOW.0 + 3);
         reply.observe_datagram(later);
-        assert_eq!(seconds_left(&forward, &reply, later), 120, "stream");
+        assert_eq!(seconds_left(&forward, Some(&reply), later), 120, "stream");
         let Tick(timeout_in_ticks) = Tick::from_nanos(120 * 1_000_000_000);
-        assert!(seconds_left(&forward, &reply, Tick(later.0 + timeout_in_ticks - 2)) > 0);
-        assert_eq!(seconds_left(&forward, &reply, Tick(later.0 + timeout_in_ticks + 2)), 0);
+        assert!(seconds_left(&forward, Some(&reply), Tick(later.0 + timeout_in_ticks - 2)) > 0);
+        assert_eq!(seconds_left(&forward, Some(&reply), Tick(later.0 + timeout_in_ticks + 2)), 0);
     }
 }

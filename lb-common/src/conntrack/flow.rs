@@ -23,7 +23,7 @@ pub mod flow_flags {
     /// and masquerading in one step), and then bypass the stack. Tunnelled flows also have this bit: see [`TUNNEL`].
     pub const ROUTED: u8 = 16;
     /// The backend is on another node and answers the client directly. Packets go there untouched in a tunnel.
-    /// [`Flow::to`](super::Flow::to) holds the ends of the tunnel, this node's address and the backend's, and the
+    /// [`Flow::to`](super::Flow::to) holds the ends of the tunnel (this node's address and the backend's) and the
     /// backend's port. The flow has only this entry: replies bypass this node. Always with [`ROUTED`].
     pub const TUNNEL: u8 = 32;
     /// With [`TUNNEL`]: the tunnel is GUE (without this bit, IP in IP); the source port of `to` is that of the GUE
@@ -33,12 +33,14 @@ pub mod flow_flags {
     /// shift the sequence numbers of the client's bytes by the length of the header. Both entries of the flow have this
     /// bit. Tunnelled flows never carry that header, so [`GUE`] can use the same bit.
     pub const PROXY_PROTOCOL: u8 = 64;
-    /// The first translation of a masqueraded connection: its packets must also pass the hook of the second one.
+    /// The first translation of a masqueraded connection: its packets must also pass the hook that makes the
+    /// [second translation](SECOND_OF_MASQUERADED).
     pub const MASQUERADED: u8 = 128;
 
     /// A caught flow: its client's device has no programs, so the stack routes its packets into the [catch
-    /// device](crate::device_flags::CATCH), at whose egress both directions are translated. Translated packets have the
-    /// VIP as source, so that the stack also routes replies into the catch device.
+    /// device](crate::device_flags::CATCH), at whose egress both directions are translated (the first packet at its
+    /// ingress). Translated packets have the VIP as source, so that the stack also routes replies into the catch
+    /// device.
     pub const CAUGHT: u8 = HAIRPIN | AT_EGRESS;
 
     /// The flags of the reverse entry: one hook translates a flow in one direction, the other hook in the other
@@ -70,7 +72,7 @@ pub mod seen {
     pub const RST: u8 = 16;
     /// Datagrams that span more than about 2 s, and so are more than one query and its answer.
     pub const STREAM: u8 = 32;
-    /// A TCP segment without SYN: sequence numbers are no longer arbitrary, see
+    /// A TCP segment without SYN: from then on, a SYN is implausible, see
     /// [`Flow::observe_segment`](super::Flow::observe_segment).
     pub const SYNCHRONISED: u8 = 64;
     /// With [`PROXY_PROTOCOL`](super::flow_flags::PROXY_PROTOCOL). In the entry of the client's direction: the programs
@@ -109,8 +111,8 @@ pub struct Flow {
     pub active_flows_slot: u32,
     /// Packets of this direction, wrapping around; see [`Flow::count_packet`].
     pub packets: u32,
-    /// Bytes of these packets in the lower 48 bits; above them, how many earlier flows have used this entry: see
-    /// [`Flow::bytes`] and [`Flow::generation`].
+    /// Bytes of this direction's packets in the lower 48 bits; above them, how many earlier flows have used this entry:
+    /// see [`Flow::bytes`] and [`Flow::generation`].
     pub traffic: u64,
 }
 
@@ -181,6 +183,13 @@ impl Flow {
         self.flags & flow_flags::REPLY != 0
     }
 
+    /// Whether this is an entry of a client's flow to a Service, with the client's own address: not of the second flow of
+    /// a masqueraded connection, which has the same packets, and not of a connection of the node itself.
+    #[inline(always)]
+    pub const fn is_of_client(&self) -> bool {
+        self.flags & flow_flags::SECOND_OF_MASQUERADED == 0 && !flow_flags::is_of_node(self.flags)
+    }
+
     /// Whether the backend gets a PROXY protocol header: see [`flow_flags::PROXY_PROTOCOL`].
     #[inline(always)]
     pub const fn has_proxy_header(&self) -> bool {
@@ -235,12 +244,22 @@ impl Flow {
 
     /// Bytes of the packets of this direction.
     pub const fn bytes(&self) -> u64 {
-        self.traffic & ((1 << BYTE_COUNT_BITS) - 1)
+        Self::bytes_in(self.traffic)
     }
 
     /// How many earlier flows have used this entry.
     pub const fn generation(&self) -> u16 {
-        (self.traffic >> BYTE_COUNT_BITS) as u16
+        Self::generation_in(self.traffic)
+    }
+
+    /// [`Self::bytes`] of an entry with this value of [`Self::traffic`].
+    pub const fn bytes_in(traffic: u64) -> u64 {
+        traffic & ((1 << BYTE_COUNT_BITS) - 1)
+    }
+
+    /// [`Self::generation`] of an entry with this value of [`Self::traffic`].
+    pub const fn generation_in(traffic: u64) -> u16 {
+        (traffic >> BYTE_COUNT_BITS) as u16
     }
 
     /// Continues the counters of the `earlier` flow of the same tuple that this one replaces, so that a periodic reader
@@ -254,7 +273,7 @@ impl Flow {
         };
     }
 
-    /// Merges into this copy of an entry what the programs have observed in the original, `other`, since the copy was
+    /// Merges into this copy of an entry what the programs have recorded in the original, `other`, since the copy was
     /// made.
     pub fn merge(&mut self, other: &Self) {
         // In the copy, another connection has replaced the flow since the copy was made.
@@ -275,7 +294,9 @@ impl Flow {
         if other.traffic > self.traffic {
             (self.packets, self.traffic) = (other.packets, other.traffic);
         }
-        // `ACTIVE` is decremented once per flow: whichever copy saw the end has cleared its slot.
+        // The CPU that ends a flow decrements the flow's counter in `ACTIVE`, and sets the slot number to 0 in the
+        // entry (copy or original) that it has found. The merged entry takes over the 0, so that no CPU decrements the
+        // counter again.
         if other.active_flows_slot == 0 {
             self.active_flows_slot = 0;
         }

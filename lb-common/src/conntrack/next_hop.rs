@@ -121,7 +121,7 @@ impl RouteInputs {
     }
 }
 
-/// Value of `NEXT_HOPS`: the next hop that was looked up last for some key of this slot.
+/// Value of `NEXT_HOPS`: the result of the latest route lookup for any of the keys that share this slot.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct CachedNextHop {

@@ -7,7 +7,8 @@ impl Flow {
     /// Ticks after which further datagrams make a stream: about 2 s, as in nf_conntrack.
     const STREAM_AFTER: u32 = 2;
 
-    /// Bytes that a direction may have sent without its entry counting them, such as those of later fragments.
+    /// Maximum number of bytes that a direction may have sent without its entry counting them, such as those of later
+    /// fragments.
     const UNSEEN: u32 = 65_536;
 
     /// Records a datagram of this direction.
@@ -22,8 +23,8 @@ impl Flow {
         self.seen |= seen::PACKET;
     }
 
-    /// Distance of a sequence or acknowledgement number from the last one beyond which a segment is implausible: more
-    /// bytes than the buffers of Linux hold in flight (`tcp_rmem`, at most 32 MiB by default).
+    /// The largest plausible distance between a segment's sequence or acknowledgement number and the last recorded one:
+    /// more bytes than the buffers of Linux hold in flight (`tcp_rmem`, at most 32 MiB by default).
     const PLAUSIBLE: u32 = 1 << 26;
 
     /// Records a TCP segment of this direction other than a RST (for a RST see [`Self::accepts_reset`]).
@@ -50,10 +51,10 @@ impl Flow {
         }
     }
 
-    /// Whether the segment is a backend's first answer to a SYN. If it is a late or repeated segment of this connection
-    /// instead, its sequence and acknowledgement numbers both lie a little behind the last ones. The entries may belong
-    /// to an older connection that client and backend have closed without this node seeing it; the answer then begins
-    /// another connection. No client can forge such a segment.
+    /// Whether the segment is a backend's first answer to a SYN: a SYN-ACK that is no late or repeated segment of the
+    /// connection in this entry. (In a late or repeated one, the sequence and acknowledgement numbers both lie a little
+    /// behind the last ones.) Client and backend may have closed the connection in this entry without this node seeing
+    /// it; the answer then begins another connection. No client can forge the answer of a backend.
     #[inline(always)]
     pub const fn accepts_connection(&self, segment: &Segment) -> bool {
         // One comparison for both distances, as the limit is a power of two.
@@ -81,7 +82,8 @@ impl Flow {
         if segment.flags & tcp_flags::SYN != 0 {
             return !is_synchronised || self.accepts_connection(segment);
         }
-        // The client's SYN acknowledges nothing, the backend's does.
+        // A client's SYN has no acknowledgement number, so after it `last_ack` may still be that of an earlier
+        // connection. A backend's SYN-ACK has one.
         let has_acknowledged = self.seen & seen::ACK != 0 && (is_synchronised || self.is_reply());
         let acknowledges = has_acknowledged && segment.flags & tcp_flags::ACK != 0;
         is_near(segment.seq, self.next_seq) && (!acknowledges || is_near(segment.ack, self.last_ack))
@@ -130,9 +132,9 @@ impl Flow {
     ///
     /// The sequence number of the RST must lie between what the other direction has acknowledged and what this
     /// direction has sent. This range is narrower than the receive window (RFC 9293 §3.10.7.4, RFC 5961 §3.2) and needs
-    /// no window scale. The sequence number that the receiver expects is always accepted, even if a SYN with another
-    /// one has come in the meantime: by such a RST a client ends a connection that it no longer has. A RST that answers
-    /// a SYN must acknowledge exactly that SYN.
+    /// no window scale. The sequence number that the receiver expects is always accepted, even after a SYN with another
+    /// sequence number: by such a RST, a client that no longer has the connection ends it at the backend. A RST that
+    /// answers a SYN must acknowledge exactly that SYN.
     ///
     /// An SCTP ABORT must carry the verification tag of its direction, or reflect that of the other one (RFC 9260
     /// §8.5.1); any answer to an INIT is accepted.
@@ -235,8 +237,8 @@ mod tests {
         (forward, reply)
     }
 
-    /// If it were recorded, each of these segments would end or shorten an established connection, or widen the range
-    /// of RSTs that do.
+    /// If the entry recorded these segments, each would end an established connection, shorten its timeout, or widen
+    /// the range of accepted RSTs.
     #[test]
     fn forged_segments_far_from_the_window_change_nothing() {
         const FAR: u32 = 1 << 30;

@@ -74,6 +74,43 @@ impl Phase {
         }
     }
 
+    /// The phase of the flow with this entry and, if the flow table has it, its `other` entry: the reverse entry of a
+    /// forward entry, or the other way round.
+    #[inline(always)]
+    pub const fn of_entry(entry: &Flow, other: Option<&Flow>) -> Self {
+        match other {
+            Some(reply) if !entry.is_reply() => Self::of(entry, reply),
+            Some(forward) => Self::of(forward, entry),
+            None if entry.is_tunnelled() => Self::of_one_way(entry),
+            None => Self::of_half(entry),
+        }
+    }
+
+    /// The phase of a flow whose other entry is lost, as far as this entry determines it. When a GC pass has restored
+    /// the other entry from this one, [`Self::of`] returns the same phase. A TCP connection with an ACK counts as
+    /// established, even if its backend has only accepted it: one entry alone may not show whether the handshake is
+    /// complete, and no client can cause the loss of the other entry.
+    const fn of_half(entry: &Flow) -> Self {
+        let is_replied = entry.is_reply() && entry.seen & seen::PACKET != 0;
+        if entry.to.protocol == protocol::UDP {
+            return match (is_replied, entry.seen & seen::STREAM != 0) {
+                (false, _) => Self::Unreplied,
+                (true, false) => Self::Replied,
+                (true, true) => Self::Stream,
+            };
+        }
+        if entry.seen & seen::RST != 0 {
+            return Self::Closed;
+        }
+        // In TCP, an ACK shows that the other side has sent a SYN.
+        match (entry.to.protocol == protocol::TCP && entry.seen & seen::ACK != 0, is_replied) {
+            (true, _) if entry.seen & seen::FIN != 0 => Self::HalfClosed,
+            (true, _) => Self::Established,
+            (false, true) => Self::Accepted,
+            (false, false) => Self::Opening,
+        }
+    }
+
     /// The phase of a flow whose replies bypass this node. An ACK after a SYN stands for the backend's answer, and the
     /// client's FIN for both FINs.
     pub const fn of_one_way(forward: &Flow) -> Self {
@@ -108,13 +145,15 @@ impl Phase {
 
     /// Tick of the last packet that shows that the client is there; the flow has been idle since then. Until the
     /// handshake is complete, only packets of the client show that: the backend of a forged SYN repeats its SYN-ACK for
-    /// half a minute.
+    /// half a minute. `entry` and `other` are as in [`Self::of_entry`].
     #[inline(always)]
-    pub fn last_used(self, forward: &Flow, reply: &Flow) -> Tick {
-        if matches!(self, Self::Opening | Self::Accepted) {
-            forward.last_seen
-        } else {
-            forward.last_seen.max(reply.last_seen)
+    pub fn last_used(self, entry: &Flow, other: Option<&Flow>) -> Tick {
+        let is_unproven = matches!(self, Self::Opening | Self::Accepted);
+        match other {
+            None => entry.last_seen,
+            Some(reply) if !is_unproven => entry.last_seen.max(reply.last_seen),
+            Some(forward) if entry.is_reply() => forward.last_seen,
+            Some(_) => entry.last_seen,
         }
     }
 
@@ -135,6 +174,12 @@ impl Phase {
 }
 
 impl Flow {
+    /// Whether this is the only entry that is left of a flow with two entries; `other` is as in [`Phase::of_entry`].
+    /// False for a tunnelled flow, which never has two.
+    pub const fn is_half(&self, other: Option<&Self>) -> bool {
+        other.is_none() && !self.is_tunnelled()
+    }
+
     /// Whether the backend has left the client's SYN and `retries` retransmissions of it unanswered.
     #[inline(always)]
     pub fn is_unanswered(&self, phase: Phase, retries: u16) -> bool {
@@ -239,7 +284,8 @@ mod tests {
         let later = Tick(NOW.0 + 3);
         forward.observe_segment(&segment(SYN, 1000, 0, 0), NOW);
         reply.observe_segment(&segment(SYN | ACK, 5000, 1001, 0), later);
-        let last_used = |forward: &Flow, reply: &Flow| Phase::of(forward, reply).last_used(forward, reply);
+        let last_used =
+            |forward: &Flow, reply: &Flow| Phase::of(forward, reply).last_used(forward, Some(reply));
         assert_eq!(last_used(&forward, &reply), NOW);
         forward.observe_segment(&segment(ACK, 1001, 5001, 0), NOW);
         assert_eq!(last_used(&forward, &reply), later, "established");

@@ -70,7 +70,7 @@ impl Segment {
         self.flags & (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST) == tcp_flags::SYN | tcp_flags::ACK
     }
 
-    /// Whether the segment resets the connection: RST, or ABORT.
+    /// Whether the segment resets the connection: a RST of TCP, or an ABORT of SCTP, which has the same flag here.
     #[inline(always)]
     pub const fn is_rst(&self) -> bool {
         self.flags & tcp_flags::RST != 0

@@ -28,8 +28,9 @@ impl Phase {
         }
     }
 
-    /// The shortest timeout of a flow that may be evicted, in seconds. Clients retransmit a lost SYN after one second,
-    /// and again two seconds later. A flow that seems to be in use may be silent for longer.
+    /// The timeout of an evictable flow in this phase under the highest pressure, in seconds. Clients retransmit a lost
+    /// SYN after one second, and again two seconds later: 3 s span these gaps. A flow that seems to be in use has 10 s,
+    /// because it may be silent for longer.
     pub const fn least_timeout_seconds(self) -> u32 {
         match self {
             Self::Established | Self::HalfClosed | Self::Stream => 10,
@@ -43,7 +44,8 @@ impl Phase {
     }
 }
 
-/// The least timeout without pressure: twice the 5 s between two runs of GC, which also sums the traffic of Services.
+/// The least timeout without pressure: twice the 5 s between two GC runs. So at least one run, which also sums the
+/// traffic of Services, reads each flow between its last packet and its expiry.
 const LEAST_SECONDS: u32 = 10;
 
 const _: () = {

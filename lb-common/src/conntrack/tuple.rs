@@ -1,3 +1,6 @@
+use core::net::SocketAddr;
+
+use super::flow_flags;
 #[cfg(feature = "next-layout")]
 pub use super::next_layout::Tuple;
 use crate::Address;
@@ -47,6 +50,32 @@ impl Tuple {
     pub const fn reversed(&self) -> Self {
         Self::new(self.destination, self.source, self.destination_port, self.source_port, self.protocol)
     }
+
+    /// The node's address and port that the backend sees in place of the client's; `None` if the flow does not
+    /// masquerade the client's packets. The flow has the flags `flags`, and translates this tuple to `to`.
+    ///
+    /// A hairpin flow whose translated packets have the VIP as their source does not masquerade. A tunnelled one does
+    /// not, either: the packets in the tunnel keep the client's address.
+    pub fn masqueraded_as(&self, to: &Self, flags: u8) -> Option<(Address, u16)> {
+        let is_from_vip = flags & flow_flags::HAIRPIN != 0 && to.source == self.destination;
+        let masquerades = to.source != self.source && !is_from_vip && flags & flow_flags::TUNNEL == 0;
+        masquerades.then_some((to.source, to.source_port))
+    }
+
+    /// The result of [`Self::masqueraded_as`] as a socket address.
+    pub fn masqueraded_socket(&self, to: &Self, flags: u8) -> Option<SocketAddr> {
+        self.masqueraded_as(to, flags).map(|_| to.source_socket())
+    }
+
+    /// Source address and port.
+    pub fn source_socket(&self) -> SocketAddr {
+        SocketAddr::new(self.source.into(), self.source_port)
+    }
+
+    /// Destination address and port.
+    pub fn destination_socket(&self) -> SocketAddr {
+        SocketAddr::new(self.destination.into(), self.destination_port)
+    }
 }
 
 #[cfg(feature = "user")]
@@ -55,8 +84,11 @@ unsafe impl aya::Pod for Tuple {}
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures::{pair, tuple};
-    use crate::protocol;
+    use super::super::{
+        fixtures::{pair, tuple},
+        flow_flags,
+    };
+    use crate::{Address, protocol};
 
     #[test]
     fn reversed_tuple_is_the_key_of_the_reverse_entry() {
@@ -67,5 +99,23 @@ mod tests {
             forward.address_delta, !reply.address_delta,
             "what one direction adds the other takes away"
         );
+    }
+
+    #[test]
+    fn only_an_address_of_the_node_in_place_of_the_client_masquerades() {
+        let from = tuple(protocol::UDP);
+        let node = Address::from_v4([172, 18, 0, 1]);
+        let to = |source| super::Tuple { source, source_port: 10_017, ..from };
+        assert_eq!(from.masqueraded_as(&to(node), flow_flags::ROUTED), Some((node, 10_017)));
+        assert_eq!(from.masqueraded_as(&to(from.source), 0), None, "another port of the client");
+        for hairpin in [flow_flags::HAIRPIN, flow_flags::CAUGHT] {
+            assert_eq!(from.masqueraded_as(&to(from.destination), hairpin), None);
+            assert_eq!(from.masqueraded_as(&to(node), hairpin), Some((node, 10_017)), "caught by the node");
+        }
+        for flags in [flow_flags::ROUTED, flow_flags::MASQUERADED] {
+            let at_node_port = from.masqueraded_as(&to(from.destination), flags);
+            assert_eq!(at_node_port, Some((from.destination, 10_017)), "the VIP is the node's address");
+        }
+        assert_eq!(from.masqueraded_as(&to(node), flow_flags::ROUTED | flow_flags::TUNNEL), None);
     }
 }

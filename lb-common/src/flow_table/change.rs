@@ -54,7 +54,7 @@ pub fn remove_entry<M: Memory>(memory: &M, entry: &Entry<M::Slot>) -> bool {
 }
 
 /// Frees the slot if an agent that was killed has left its claim there; returns whether there was such a claim. Only
-/// the agent of the node may call this, at its start: the claims of a running one look the same.
+/// the agent of the node may call this, at its start: the claims of a running agent look the same.
 pub fn release_abandoned<M: Memory>(memory: &M, slot: M::Slot) -> bool {
     let control: Control = memory.control(slot);
     control.is_agents() && memory.compare_exchange(slot, control, control.freed())

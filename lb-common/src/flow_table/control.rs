@@ -33,8 +33,8 @@ const KILLED: u32 = 5;
 /// The state of a slot, as far as it matters to another CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Free, claimed or killed: the slot holds no entry. If its owner makes an entry of it, the owner itself checks
-    /// first that no other place has the key.
+    /// Free, claimed or killed: the slot holds no entry. Before the owner of a claimed slot makes it a live entry, the
+    /// owner itself checks that no other place has the key.
     Empty,
     /// A tentative entry: its insert has not yet checked that no other place has the key.
     Tentative,

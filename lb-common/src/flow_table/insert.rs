@@ -1,5 +1,5 @@
 use super::{
-    Control, Evict, OverflowInsert, PLACES, Places, Verdict,
+    Control, Evict, EvictionClass, OverflowInsert, PLACES, Places,
     control::State,
     memory::{Memory, Overflow},
 };
@@ -63,12 +63,12 @@ pub fn insert_free<M: Overflow>(
 pub fn make_room<M: Memory>(table: &M, evict: &mut impl Evict<M>, places: &Places) {
     // (One loop for both passes over the places: of two nested loops, LLVM would unroll the outer one.)
     for turn in 0..2 * PLACES {
-        let wanted = if turn < PLACES { Verdict::Expired } else { Verdict::Unproven };
+        let wanted = if turn < PLACES { EvictionClass::Expired } else { EvictionClass::Unproven };
         let place = turn % PLACES;
         let Some(slot) = table.slot(places.slot(place)) else { return };
         let control = table.control(slot);
         if control.is_live()
-            && evict.verdict(table.acquire(slot, control)) == wanted
+            && evict.class(table.acquire(slot, control)) == wanted
             && let Some(claim) = Claim::make(table, place, slot, control)
         {
             evict.evicted(slot);
@@ -150,7 +150,7 @@ fn publish<M: Overflow>(table: &M, places: &Places, key: &M::Key, claim: &Claim<
 }
 
 /// The last part of [`insert_new`]: inserts into the overflow. A tentative entry with the same key in a slot gives way
-/// to the one in the overflow, unless a program inserts the former and the agent the latter.
+/// to this insert, unless a program inserts that entry and this insert is the agent's.
 #[inline(always)]
 pub fn insert_into_overflow<M: Overflow>(
     table: &M,

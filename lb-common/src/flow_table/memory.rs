@@ -156,7 +156,7 @@ pub enum OverflowInsert {
 pub trait Evict<M: Memory> {
     /// Whether the entry in this slot may be evicted. If the slot changes meanwhile, the caller does not evict the
     /// entry.
-    fn verdict(&mut self, slot: M::Slot) -> Verdict;
+    fn class(&mut self, slot: M::Slot) -> EvictionClass;
 
     /// Called after an insert has claimed the slot of an entry to evict it. Until this method returns, the slot still
     /// holds key and value, so that the method can delete the reverse entry and count the flow as ended.
@@ -166,7 +166,7 @@ pub trait Evict<M: Memory> {
 /// Whether an entry may be evicted, in the order of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Verdict {
+pub enum EvictionClass {
     /// The entry has expired.
     Expired = 0,
     /// A sender with a forged address may have begun the flow, or the connection is closing or over; and the flow has

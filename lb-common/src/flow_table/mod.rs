@@ -39,7 +39,7 @@ pub use self::{
     find::{Copied, Entry, find, read},
     header::Header,
     insert::{Insert, insert_free, insert_into_overflow, insert_new, make_room, wins_place},
-    memory::{Evict, Memory, Overflow, OverflowInsert, Snapshot, Verdict},
+    memory::{Evict, EvictionClass, Memory, Overflow, OverflowInsert, Snapshot},
     place::{PLACES, Places, Seed},
     slot::Slot,
 };

@@ -2,7 +2,7 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 
 use bytemuck::must_cast;
 
-use super::{Control, Memory, Slot, Snapshot};
+use super::{Control, Entry, Memory, Slot, Snapshot};
 use crate::conntrack::{Flow, Tuple};
 
 const CONTROL: usize = 0;
@@ -37,7 +37,32 @@ impl<'a> SharedSlots<'a> {
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// Changes the flow of an entry in place, as a packet does: lookups find the entry all the time. Returns false if
+    /// the entry is gone, or if packets have changed it during each of several attempts.
+    ///
+    /// Each word changes by a compare-and-swap from the value that `change` has seen, so what a packet has written to a
+    /// word since then is not overwritten. `change` may run several times, and must be idempotent: a failed attempt may
+    /// have written some words.
+    pub fn change(&self, entry: &Entry<<Self as Memory>::Slot>, change: impl Fn(&mut Flow)) -> bool {
+        (0..ATTEMPTS).any(|_| {
+            let before = load::<FLOW_WORDS>(&entry.slot[FLOW..]);
+            if self.control_after(entry.slot) != entry.control {
+                return false;
+            }
+            let mut flow: Flow = must_cast(before);
+            change(&mut flow);
+            let after: [u64; FLOW_WORDS] = must_cast(flow);
+            let changes = before.into_iter().zip(after).zip(&entry.slot[FLOW..]);
+            changes.filter(|((before, after), _)| before != after).all(|((before, after), word)| {
+                word.compare_exchange(before, after, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            })
+        })
+    }
 }
+
+/// Attempts to change a flow that packets change at the same time.
+const ATTEMPTS: u32 = 16;
 
 fn load<const N: usize>(words: &[AtomicU64]) -> [u64; N] {
     core::array::from_fn(|index| words[index].load(Ordering::Relaxed))

@@ -2,8 +2,9 @@
 //! the devices on which the node announces any.
 //!
 //! It is a separate program, so that it costs nothing on other devices. The agent attaches it at the first position of
-//! the hook, normally later than the program that serves Services, so it runs before that program. Its links are
-//! pinned, like those of the other programs. The map `ANNOUNCED` alone determines which requests it answers.
+//! the hook. The program that serves Services is normally attached there already, so the new program runs before it.
+//! The links are pinned, like those of the other programs. The map `ANNOUNCED` alone determines which requests the
+//! program answers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,7 +38,8 @@ pub struct AnnounceAttacher {
     netlink: Netlink,
     /// Interface indices of the devices to which this process has attached the program, with the link's id in tcx mode.
     attached: BTreeMap<u32, Option<u32>>,
-    /// Whether [`Self::sync`] has not succeeded yet, so that an earlier agent's programs may be on devices.
+    /// Whether no call of [`Self::sync`] has succeeded yet, or the last one has failed on a device: an earlier agent's
+    /// programs may then be on some devices.
     first: bool,
 }
 
@@ -62,7 +64,7 @@ impl AnnounceAttacher {
             }
         }
         self.detach_from_others(devices)?;
-        self.first = false;
+        self.first = !failed.is_empty();
         Ok(failed)
     }
 
@@ -82,7 +84,20 @@ impl AnnounceAttacher {
             }
         };
         self.attached.insert(index, link_id);
+        if self.first {
+            self.detach_other_mode(index)?;
+        }
         Ok(())
+    }
+
+    /// Detaches the program that an earlier agent with the other attach mode has left on the device.
+    fn detach_other_mode(&mut self, index: u32) -> Result<(), DatapathError> {
+        match self.mode {
+            AttachMode::Clsact => bpffs::unpin(&self.pin_of(index)).map(drop),
+            AttachMode::Tcx => {
+                clsact::remove(&mut self.netlink, (index, Direction::Ingress, Role::Announce)).map(drop)
+            }
+        }
     }
 
     /// Detaches the program from all devices except `wanted`, including programs that an earlier agent has left.
@@ -91,11 +106,15 @@ impl AnnounceAttacher {
         if self.first {
             let pinned = bpffs::entries(&self.folder.links())?;
             present.extend(pinned.iter().filter_map(|path| parse_pin(path)));
-            present.extend(clsact::marks(&self.folder.clsact())?.into_iter().map(|(_, index)| index));
+            present.extend(clsact::marked(&self.folder.clsact())?);
         }
         for index in present.difference(wanted) {
             bpffs::unpin(&self.pin_of(*index))?;
-            clsact::remove(&mut self.netlink, (*index, Direction::Ingress, Role::Announce))?;
+            let had_filter = clsact::remove(&mut self.netlink, (*index, Direction::Ingress, Role::Announce))?;
+            // On other devices the qdisc may be one that the other task has just created for its first filter.
+            if had_filter || self.attached.contains_key(index) {
+                clsact::release_qdisc(&mut self.netlink, &self.folder, *index)?;
+            }
             self.attached.remove(index);
         }
         Ok(())

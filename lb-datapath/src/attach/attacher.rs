@@ -35,8 +35,8 @@ use crate::{
 };
 
 impl AttachMode {
-    /// The best mode that this kernel supports: tcx if it has it. Queries the loopback device, whose index is 1 in
-    /// every network namespace.
+    /// The best mode that this kernel supports: tcx if the kernel has it, else clsact. Queries the loopback device,
+    /// whose index is 1 in every network namespace.
     pub fn probe() -> Result<Self, DatapathError> {
         match sys::query_tcx(1, Tcx::Ingress) {
             Ok(_) => Ok(Self::Tcx),
@@ -115,7 +115,7 @@ impl Attacher {
         let mut report = SyncReport::default();
         self.load_programs(devices);
         for device in devices {
-            // Ingress comes last: the program there creates flows, and their replies need the program at egress.
+            // Attaches at ingress last: the ingress program creates flows, and their replies need the egress program.
             for direction in [Direction::Egress, Direction::Ingress] {
                 let point = AttachPoint { index: device.index, name: Some(device.name.clone()), direction };
                 match self.ensure(device, direction) {
@@ -165,9 +165,9 @@ impl Attacher {
         Ok(true)
     }
 
-    /// The link of an agent with another map layout. Our agent removes this link once it has taken over the other
-    /// agent's connections. Until then the program in this link must see the packets that our program leaves to it, so
-    /// our program is attached before it, also at egress.
+    /// The link of an agent with another map layout on this hook, if there is one. Our agent removes this link once it
+    /// has taken over the other agent's connections. Until then the program in this link must see the packets that our
+    /// program leaves to it, so our program is attached before it, also at egress.
     fn earlier_link(
         &self,
         index: u32,
@@ -216,9 +216,8 @@ impl Attacher {
             // The pins include links of an earlier agent on devices that are gone or no longer need programs.
             let pinned = bpffs::entries(&self.folder.links())?;
             let pinned = pinned.iter().filter_map(|path| parse_pin(path));
-            let marked = clsact::marks(&self.folder.clsact())?;
-            let marked =
-                marked.iter().flat_map(|(_, index)| Direction::BOTH.map(|direction| (*index, direction)));
+            let marked = clsact::marked(&self.folder.clsact())?;
+            let marked = marked.iter().flat_map(|index| Direction::BOTH.map(|direction| (*index, direction)));
             unwanted.extend(pinned.chain(marked).filter(|hook| !wanted.contains(&hook.0)));
         }
         for (index, direction) in unwanted {
@@ -233,9 +232,8 @@ impl Attacher {
 
     fn remove_filter(&mut self, index: u32, direction: Direction) -> Result<(), DatapathError> {
         clsact::remove(&mut self.netlink, (index, direction, Role::Serve))?;
-        let mark = self.folder.clsact().join(index.to_string());
-        if direction == Direction::Egress && mark.is_dir() {
-            clsact::remove_qdisc(&mut self.netlink, &mark, index)?;
+        if direction == Direction::Egress {
+            clsact::release_qdisc(&mut self.netlink, &self.folder, index)?;
         }
         Ok(())
     }

@@ -19,6 +19,7 @@ use crate::{
         announced_routes::AnnouncedRoutes, catch::CatchDevice, netlink::Netlink, ports::PortReservation,
         unreachable::UnreachableRoutes,
     },
+    state::filter,
 };
 
 /// What [`cleanup`] has removed.
@@ -48,6 +49,11 @@ pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
     };
     // The lock comes first, because a running agent would add its routes again.
     let lock = folder.lock()?;
+    // The kernel detaches one program after the other, which takes seconds on a busy machine. If only some hooks
+    // translated packets meanwhile, connections would break, also those that kube-proxy's rules could serve already.
+    for version in folder.versions()? {
+        filter::pass_all(&version)?;
+    }
     release_routes()?;
     let mut removed = Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() };
     remove_qdiscs(&folder)?;
@@ -66,7 +72,7 @@ pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
 }
 
 /// Removes the announced routes with their rules, and the unreachable routes and the catch device, which keep
-/// untranslated packets to cluster IPs on the node.
+/// untranslated packets to cluster IPs from leaving the node.
 fn release_routes() -> Result<(), DatapathError> {
     AnnouncedRoutes::release_all()?;
     UnreachableRoutes::release()?;
@@ -74,8 +80,7 @@ fn release_routes() -> Result<(), DatapathError> {
 }
 
 /// Detaches the programs of all pinned links, one right after the other. When only the pins are removed, the kernel
-/// detaches the programs seconds later on a busy machine, and until then some devices translate packets and others do
-/// not.
+/// detaches the programs seconds later on a busy machine.
 fn detach_links(version: &Path) -> Result<(), DatapathError> {
     let mut links = bpffs::entries(&version.join("links"))?;
     links.sort_by_key(|link| sockets::detach_order(link));
@@ -108,8 +113,8 @@ pub(crate) fn remove_version(version: &Path) -> Result<Removed, DatapathError> {
 /// Removes the clsact qdiscs that agents have created, unless other software has filters in them.
 fn remove_qdiscs(folder: &Folder) -> Result<(), DatapathError> {
     let mut netlink = open_netlink()?;
-    for (mark, index) in clsact::marks(&folder.clsact())? {
-        clsact::remove_qdisc(&mut netlink, &mark, index)?;
+    for index in clsact::marked(&folder.clsact())? {
+        clsact::release_qdisc(&mut netlink, folder, index)?;
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! Programs as filters of the clsact qdisc, for kernels without tcx (before 6.6).
 //!
-//! Our filters are identified by handle and name. Filters of others, and a qdisc that others have created, stay. Each
-//! map layout has its own handle: during an upgrade or downgrade both versions have filters, and those of the agent
-//! that takes over run first.
+//! Our filters are identified by handle and name. Filters of other software, and a qdisc that other software has
+//! created, stay. Each map layout has its own handle: during an upgrade or downgrade both versions have filters, and
+//! those of the agent that takes over run first.
 
 use std::{fs, io, os::fd::AsRawFd};
 
@@ -35,7 +35,8 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// Handle of our filters for this role: the layout version (0 for layouts up to 4), and "lb" or "la" in ASCII.
+    /// Handle of our filters for this role. Major number: the layout version (agents with layouts up to 4 used 0).
+    /// Minor number: "lb" or "la" in ASCII.
     #[expect(clippy::cast_possible_truncation, reason = "there will not be that many versions")]
     const fn handle(self) -> TcHandle {
         let minor = match self {
@@ -59,6 +60,12 @@ pub(crate) struct Filter {
     pub(crate) program_id: u32,
     priority: u16,
     handle: TcHandle,
+}
+
+impl Filter {
+    fn is_of_this_layout(&self) -> bool {
+        self.handle.major == Role::Serve.handle().major
+    }
 }
 
 impl Direction {
@@ -178,14 +185,14 @@ fn make_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
     }
 }
 
-/// Removes our filter of this agent's map layout, if there is one. The device may be gone.
+/// Removes our filter of this agent's map layout. Returns false if there is none; the device may be gone.
 pub(crate) fn remove(
     netlink: &mut Netlink,
     (ifindex, direction, role): (u32, Direction, Role),
-) -> Result<(), DatapathError> {
-    let filter = find(netlink, (ifindex, direction, role));
-    let removed = filter.and_then(|filter| {
-        filter.map_or(Ok(()), |filter| remove_filter(netlink, ifindex, direction, filter))
+) -> Result<bool, DatapathError> {
+    let removed = find(netlink, (ifindex, direction, role)).and_then(|filter| {
+        let Some(filter) = filter else { return Ok(false) };
+        remove_filter(netlink, ifindex, direction, filter).map(|()| true)
     });
     removed
         .or_else(none_if_gone)
@@ -199,7 +206,7 @@ fn remove_filter(netlink: &mut Netlink, ifindex: u32, direction: Direction, it: 
 
 /// Removes our filters with other map layouts from all devices.
 pub(crate) fn remove_earlier() -> Result<(), DatapathError> {
-    remove_from_all(|filter| filter.handle.major != Role::Serve.handle().major).map(drop)
+    remove_from_all(|filter| !filter.is_of_this_layout()).map(drop)
 }
 
 /// Removes our filters with any map layout from all devices; returns their number.
@@ -234,43 +241,55 @@ fn none_if_gone<T: Default>(error: io::Error) -> io::Result<T> {
     if is_gone(&error) { Ok(T::default()) } else { Err(error) }
 }
 
-/// Removes a clsact qdisc that an agent has created, unless it still has filters. In both cases removes the folder
-/// `mark`, which records that an agent has created the qdisc.
-pub(crate) fn remove_qdisc(
+/// Removes the clsact qdisc of a device, if an agent has created it and it has no filters. Does nothing while it has
+/// filters of this map layout; after the last one, forgets that an agent has created the qdisc, even if filters of
+/// other software are left.
+pub(crate) fn release_qdisc(
     netlink: &mut Netlink,
-    mark: &std::path::Path,
+    folder: &Folder,
     ifindex: u32,
 ) -> Result<(), DatapathError> {
+    let mark = folder.clsact().join(ifindex.to_string());
+    if !mark.is_dir() {
+        return Ok(());
+    }
     let failed =
         |error| DatapathError::netlink(format!("remove the clsact qdisc of device {ifindex}"), error);
-    let mut used = false;
+    let mut filters = Vec::new();
+    let mut is_gone_already = false;
     for direction in Direction::BOTH {
         let request =
             RouteNetlinkMessage::GetTrafficFilter(message(ifindex, direction.parent()).map_err(failed)?);
-        used |= match netlink.dump(&request) {
-            Ok(filters) => !filters.is_empty(),
-            Err(error) if is_gone(&error) => true,
+        match netlink.dump(&request) {
+            Ok(found) => filters.extend(found),
+            Err(error) if is_gone(&error) => is_gone_already = true,
             Err(error) => return Err(failed(error)),
-        };
+        }
     }
-    if !used {
+    if filters.iter().filter_map(our_filter).any(|filter| filter.is_of_this_layout()) {
+        return Ok(());
+    }
+    if filters.is_empty() && !is_gone_already {
         let request = RouteNetlinkMessage::DelQueueDiscipline(qdisc(ifindex).map_err(failed)?);
         match netlink.execute(request, 0) {
             Err(error) if !is_gone(&error) => return Err(failed(error)),
             Ok(()) | Err(_) => {}
         }
     }
-    fs::remove_dir(mark).map_err(|error| DatapathError::file("remove", mark, error))
+    match fs::remove_dir(&mark) {
+        // The tasks that attach programs and that announce addresses may release the qdisc at once.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(DatapathError::file("remove", &mark, error))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
 }
 
-/// The folders in `folder` that mark devices whose clsact qdisc an agent has created, with the interface index that is
-/// the folder's name. Ignores other folders.
-pub(crate) fn marks(folder: &std::path::Path) -> Result<Vec<(std::path::PathBuf, u32)>, DatapathError> {
-    let index = |path: &std::path::PathBuf| path.file_name()?.to_str()?.parse().ok();
-    Ok(bpffs::entries(folder)?
-        .into_iter()
-        .filter_map(|path| index(&path).map(|index| (path, index)))
-        .collect())
+/// The interface indices of the devices whose clsact qdisc an agent has created: the names of the subfolders of
+/// `folder`.
+pub(crate) fn marked(folder: &std::path::Path) -> Result<Vec<u32>, DatapathError> {
+    let index = |path: std::path::PathBuf| path.file_name()?.to_str()?.parse().ok();
+    Ok(bpffs::entries(folder)?.into_iter().filter_map(index).collect())
 }
 
 /// Whether the error may mean that there is no such device, qdisc or filter.

@@ -24,7 +24,7 @@ use crate::{
     error::DatapathError,
 };
 
-/// A program that is attached to a cgroup, to translate system calls of its sockets.
+/// A program that is attached to a cgroup and serves the sockets of that cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketAttachment {
     /// Name of the program.

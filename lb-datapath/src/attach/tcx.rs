@@ -30,7 +30,7 @@ impl TcxHook<'_> {
     /// link that `successor` returns, given the programs on the hook; without such a link, first at ingress and last at
     /// egress.
     ///
-    /// Returns the id of the link, or `None` if it is still `known`.
+    /// Returns the id of the link, or `None` if the link `known` has `program` already.
     pub(crate) fn ensure(
         &self,
         program: &LoadedProgram,

@@ -1,9 +1,9 @@
 //! The XDP program on wire devices.
 //!
-//! Links are pinned, like those of tc. Some devices are left to tc: devices that cannot run the program, devices with
-//! VLANs that strip the tags from frames, and veths that would lose the frames that the program sends. The far end of a
-//! veth accepts such frames only if it also has an XDP program, or GRO. With GRO alone, it wakes up only for redirected
-//! frames, not for frames that the program sends back (XDP_TX, see `veth_xdp_flush` of the kernel).
+//! Links are pinned, like those of tc. Some devices are left to tc: devices that cannot run the program, devices that
+//! have VLANs and strip the tags from frames, and veths that would lose the frames that the program sends. The far end
+//! of a veth accepts such frames only if it also has an XDP program, or GRO. A far end with GRO alone wakes up only for
+//! redirected frames, not for frames that the program sends back (XDP_TX, see `veth_xdp_flush` of the kernel).
 
 use std::{
     collections::BTreeMap,
@@ -118,8 +118,8 @@ impl XdpAttacher {
         takes_from_native || self.attached.values().all(|mode| *mode == XdpMode::Generic)
     }
 
-    /// Sentences about devices that do not run the program, with advice; only for reasons that the administrator can
-    /// remove.
+    /// Sentences about the devices that are left to tc for a reason that the administrator can remove. Each also says
+    /// how to remove it.
     pub fn conditions(&self) -> Vec<String> {
         let can_change = |why: &&DatapathError| {
             matches!(why, DatapathError::NoWayOut { .. } | DatapathError::StripsTags { .. })
@@ -275,8 +275,8 @@ fn read(reader: Option<&mut XdpFeatureReader>, device: &Device) -> Option<XdpFea
     })
 }
 
-/// Returns an error for a veth through which a native program cannot send frames. (Drivers of network cards at least
-/// send what their own program sends back.)
+/// Returns an error for a veth through which a native program cannot send frames. Other devices need no check: drivers
+/// of network cards at least send the frames that their own program sends back (`XDP_TX`).
 fn check_way_out(
     device: &Device,
     mode: XdpMode,

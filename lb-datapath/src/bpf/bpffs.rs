@@ -32,9 +32,10 @@ const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// Mount source of a BPF file system that the agent has mounted, as `/proc/thread-self/mountinfo` shows it.
 const MOUNT_SOURCE: &str = "lb-agent";
 
-/// Number of attempts to get the lock, and the pause between two attempts.
-const LOCK_ATTEMPTS: u32 = 10;
-const LOCK_PAUSE: Duration = Duration::from_millis(10);
+/// Number of attempts to get the lock or to unmount, and the pause between two attempts: together a second, because on
+/// an overloaded machine a command may lose its CPU while it holds the lock or has a folder open.
+const ATTEMPTS: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// The folder `DIR/lb` with the pins of one data plane.
 #[derive(Clone, Debug)]
@@ -128,7 +129,7 @@ impl Folder {
         self.root().join("ports")
     }
 
-    /// The process that holds the lock, such as `pid 17 lb-agent`; `None` if none does.
+    /// The process that holds the lock, such as `pid 17 lb-agent`; `None` if no process does, or if that is unknown.
     pub(crate) fn holder(&self) -> Option<String> {
         // If the folder cannot be opened or locked for another reason, the holder is unknown; code that uses the folder
         // reports the error.
@@ -155,13 +156,8 @@ impl Folder {
     /// # Errors
     /// [`DatapathError::Locked`] if another agent has the lock.
     pub(crate) fn lock(&self) -> Result<Lock, DatapathError> {
-        for _ in 0..LOCK_ATTEMPTS {
-            match self.try_lock(FlockOperation::NonBlockingLockExclusive) {
-                Err(DatapathError::Locked { .. }) => thread::sleep(LOCK_PAUSE),
-                result => return result,
-            }
-        }
-        self.try_lock(FlockOperation::NonBlockingLockExclusive)
+        let is_locked = |error: &DatapathError| matches!(error, DatapathError::Locked { .. });
+        repeat(|| self.try_lock(FlockOperation::NonBlockingLockExclusive), is_locked)
     }
 
     fn try_lock(&self, operation: FlockOperation) -> Result<Lock, DatapathError> {
@@ -171,15 +167,34 @@ impl Folder {
     /// Unmounts the BPF file system if an agent has mounted it and it has no pins of other software. Returns whether it
     /// was unmounted.
     pub(crate) fn unmount(&self) -> Result<bool, DatapathError> {
-        // The kernel may itself pin iterators (`maps.debug`, `progs.debug`) there.
+        // The kernel itself may pin iterators (`maps.debug`, `progs.debug`) on the file system.
         let is_iterator = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "debug");
         if !is_our_mount(&self.bpffs)? || !entries(&self.bpffs)?.iter().all(is_iterator) {
             return Ok(false);
         }
-        rustix::mount::unmount(&self.bpffs, rustix::mount::UnmountFlags::empty())
-            .map_err(|error| DatapathError::file("unmount", &self.bpffs, error))?;
+        let unmount = || {
+            rustix::mount::unmount(&self.bpffs, rustix::mount::UnmountFlags::empty())
+                .map_err(|error| DatapathError::file("unmount", &self.bpffs, error))
+        };
+        // Another process has a folder of the file system open, such as `lb-agent status`.
+        let is_busy = |error: &DatapathError| matches!(error, DatapathError::File { source, .. } if source.kind() == io::ErrorKind::ResourceBusy);
+        repeat(unmount, is_busy)?;
         Ok(true)
     }
+}
+
+/// Repeats the attempt for about a second, as long as it fails with an error that may pass.
+fn repeat<T>(
+    mut attempt: impl FnMut() -> Result<T, DatapathError>,
+    may_pass: impl Fn(&DatapathError) -> bool,
+) -> Result<T, DatapathError> {
+    for _ in 0..ATTEMPTS {
+        match attempt() {
+            Err(error) if may_pass(&error) => thread::sleep(PAUSE),
+            result => return result,
+        }
+    }
+    attempt()
 }
 
 /// Whether the error means that a path does not exist.
@@ -301,7 +316,7 @@ mod tests {
         assert!(Folder::find(folder.path()).unwrap().is_none());
         fs::create_dir(folder.path().join("lb")).unwrap();
         assert!(Folder::find(folder.path()).unwrap().is_some());
-        // The kernel refuses to look such a name up, as it refuses a folder without permission.
+        // The kernel refuses to look up a name of 300 bytes, as it refuses any name in a folder without permission.
         let refused = Folder::find(Path::new(&"x".repeat(300))).unwrap_err().to_string();
         assert!(refused.contains("cannot look for"), "{refused}");
     }

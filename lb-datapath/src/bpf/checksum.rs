@@ -44,7 +44,8 @@ pub fn link(object: &[u8]) -> Cow<'_, [u8]> {
 fn read_ip_summed(types: &KernelTypes) -> Option<[Instruction; 4]> {
     let cast = types.function("bpf_cast_to_kern_ctx")?;
     let field = types.field("sk_buff", "ip_summed").filter(|field| field.bits == 2)?;
-    // Both bits of `ip_summed` are in one byte. On little-endian machines, bits of a byte are numbered from the lowest.
+    // Requires both bits of `ip_summed` in one byte, and a little-endian machine, where BTF numbers the bits of a byte
+    // from the lowest.
     let shift =
         i32::try_from(field.offset % 8).ok().filter(|shift| *shift <= 6 && cfg!(target_endian = "little"))?;
     Some([

@@ -142,7 +142,7 @@ impl Conversion {
         Self { moves: new.fields.iter().filter_map(one).collect() }
     }
 
-    /// Converts the bytes `old` into `new`, which must hold zeros. Skips a field that does not lie within both.
+    /// Converts the bytes `old` into `new`, which must hold zeros. Skips a field that does not lie within both structs.
     pub(crate) fn apply(&self, old: &[u8], new: &mut [u8]) {
         for &(from, to, size) in &self.moves {
             if let (Some(from), Some(to)) = (old.get(from..from + size), new.get_mut(to..to + size)) {

@@ -86,7 +86,8 @@ impl Section {
         let object = object::File::parse(OBJECT).map_err(|error| DatapathError::Object(error.to_string()))?;
         let size = object.section_by_name(SECTION).and_then(|section| usize::try_from(section.size()).ok());
         let size = size.ok_or_else(|| DatapathError::Object(format!("section {SECTION} is missing")))?;
-        // The map is an array with one element. The read fails if its size is not that of this build's section.
+        // The map is an array with one element. The read fails if the element has another size than this build's
+        // section.
         let mut bytes = vec![0; size];
         map.get(&0u32.to_ne_bytes(), &mut bytes)?;
         Ok(Self { object, bytes })

@@ -131,7 +131,7 @@ impl KernelTypes {
             kind::ARRAY => 12,
             kind::STRUCT | kind::UNION | kind::DATASEC | kind::ENUM64 => count * 12,
             kind::ENUM | kind::FUNC_PROTO => count * 8,
-            // Pointers, typedefs, qualifiers, forward declarations, functions, floats and type tags have none.
+            // Pointers, typedefs, qualifiers, forward declarations, functions, floats and type tags have no more bytes.
             2 | 7..=12 | 16 | 18 => 0,
             _ => return None,
         })

@@ -1,7 +1,8 @@
 //! The maps and programs of the BPF object, and the check that pinned maps have the expected types and sizes.
 //!
-//! aya reuses any map that is pinned under a name and takes its sizes from the object. A write to a map with larger
-//! values would then make the kernel read beyond our buffer. So every pin is checked before it is used.
+//! aya reuses any map that is pinned under the expected name, and assumes that it has the sizes that the object says. A
+//! write to a map with larger values would then make the kernel read beyond our buffer. So every pin is checked before
+//! it is used.
 
 use std::{fmt, io, path::Path};
 
@@ -145,7 +146,7 @@ pub(crate) const FLOW_TABLE: MapSpec = MapSpec::new::<u32, Header>("FLOW_TABLE",
 /// The overflow of the flow table, a hash map.
 pub(crate) const CONNTRACK: MapSpec =
     MapSpec::new::<Tuple, Flow>("CONNTRACK", MapType::Hash, capacity::CONNTRACK);
-/// The filter that programs read before they look up a packet, see [`lb_common::filter`].
+/// The filter that programs read before they look up a packet's frontend or flow, see [`lb_common::filter`].
 pub(crate) const FILTER: MapSpec = MapSpec::new::<u32, Filter>("FILTER", MapType::Array, 1);
 pub(crate) const FRAGMENTS: MapSpec =
     MapSpec::new::<FragmentKey, FragmentedDatagram>("FRAGMENTS", MapType::LruHash, capacity::FRAGMENTS);
@@ -195,7 +196,8 @@ pub(crate) const UNANSWERED: MapSpec =
 /// For each backend, how many connections of sockets to it have begun, and how many have ended.
 pub(crate) const SOCKET_COUNTS: MapSpec =
     MapSpec::new::<SocketCounter, SocketCounts>("SOCKET_COUNTS", MapType::Hash, capacity::SOCKET_COUNTS);
-/// For each connected socket, the key of its connection in `SOCKET_COUNTS`. Stored in the sockets, like `SOCKETS`.
+/// For each connected socket, the key in `SOCKET_COUNTS` under which its connection is counted. Stored in the sockets,
+/// like `SOCKETS`.
 pub(crate) const COUNTED_SOCKETS: MapSpec =
     MapSpec::new::<u32, SocketCounter>("COUNTED_SOCKETS", MapType::SkStorage, 0);
 
@@ -250,7 +252,7 @@ pub(crate) const MAPS: [MapSpec; 35] = [
     ANNOUNCE_HEARD,
 ];
 
-/// Names of the tc programs for devices with an Ethernet header, which every node loads: ingress, egress.
+/// Names of the tc programs for devices with an Ethernet header: ingress, egress. Every agent loads them.
 pub(crate) const PROGRAMS: [&str; 2] = ["tc_ingress", "tc_egress"];
 
 /// Names of the tc programs for devices without a link-layer header: ingress, egress.

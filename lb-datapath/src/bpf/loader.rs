@@ -37,7 +37,7 @@ pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), 
 /// readable.
 pub type BpfLogger = EbpfLogger<&'static dyn log::Log>;
 
-/// What [`load`] returns: the programs, the reader of their log and the reader of flow events, each if it is enabled.
+/// What [`load`] returns: the programs and, if enabled, the reader of their log and the reader of flow events.
 pub(crate) struct Loaded {
     pub(crate) programs: Programs,
     pub(crate) logger: Option<BpfLogger>,
@@ -91,8 +91,9 @@ impl Constants {
     }
 }
 
-/// Creates the maps with these sizes, or reuses pinned ones as they are. Loads the programs that every node needs, and
-/// those in `of_devices`, which the devices in the options need. Pins maps and programs.
+/// Creates the maps with these sizes, or reuses pinned ones as they are (but replaces those of [`GROWS`] that are too
+/// small). Loads the programs that the agent needs whatever its devices are, and those in `of_devices`, which the
+/// devices in the options need. Pins maps and programs.
 pub(crate) fn load(
     folder: &Folder,
     options: &Options,
@@ -131,8 +132,8 @@ pub(crate) fn load(
     Ok(Loaded { programs, logger, flow_events })
 }
 
-/// Loads the programs that every node needs, and those in `of_devices`. If the kernel refuses one of the latter,
-/// attaching it later reports the error.
+/// Loads the programs that every agent needs, the socket programs if sockets are served, and the programs in
+/// `of_devices`. If the kernel refuses one that is only in `of_devices`, attaching it later reports the error.
 fn load_first(
     programs: &Programs,
     options: &Options,
@@ -170,8 +171,8 @@ fn try_verify(names: impl Iterator<Item = &'static str>) -> Result<(), DatapathE
     verify(&mut ebpf, names).into_values().try_for_each(|program| program.map(drop))
 }
 
-/// A loader for the object, with [`linked_object`] ready. The loader reads all types of the kernel, which takes as long
-/// as everything else, so another thread does that.
+/// Creates a loader for the object; also checks the object and computes [`linked_object`]. The loader reads all types
+/// of the kernel, which takes as long as the rest of this function, so another thread creates the loader.
 fn prepare<'a>() -> Result<EbpfLoader<'a>, DatapathError> {
     thread::scope(|scope| {
         let loader = thread::Builder::new().spawn_scoped(scope, EbpfLoader::new).ok();

@@ -32,8 +32,8 @@ pub(crate) const NO_EXIST: u64 = 1;
 pub(crate) const EXIST: u64 = 2;
 /// Maximum number of elements in a batch: enough to make the cost of the system call negligible.
 pub(crate) const CHUNK: usize = 4096;
-/// How often a call that fails because the kernel is busy or out of memory is repeated, and the pause before each
-/// repetition. (The kernel refills the allocator of maps without preallocation in the background.)
+/// Number of repetitions of a call that fails because the kernel is busy or out of memory, and the pause before each.
+/// (The kernel refills the allocator of maps without preallocation in the background.)
 const RETRIES: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -244,8 +244,9 @@ impl RawMap {
         result.map(|_| count).map_err(|error| (count, error))
     }
 
-    /// Calls `see`, which may change the map, for every element. With batch commands, `see` gets every element that is
-    /// in the map during the whole walk, some of them more than once.
+    /// Calls `see`, which may change the map, for the elements of the map. With batch commands, `see` gets every
+    /// element that is in the map during the whole walk, some of them more than once. Without them, it may miss
+    /// elements if others are deleted while the walk lists the keys.
     pub(crate) fn for_each(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         if !self.has_batches() {
             return self.for_each_key(see);

@@ -311,8 +311,9 @@ fn masquerade_range(bpffs: &Path) -> Result<RangeInclusive<u16>, DatapathError> 
     })
 }
 
-/// Checks for xfrm policies for virtual addresses. Replies bypass such a policy, because the kernel looks policies up
-/// while the source of a reply is still its endpoint's address.
+/// Looks for xfrm policies whose source network (except `0.0.0.0/0` and `::/0`) contains a virtual address. Replies
+/// from that address bypass the policy, because the kernel looks policies up while the source of a reply is still its
+/// endpoint's address.
 fn ipsec(bpffs: &Path) -> Probe {
     ipsec_probe(
         xfrm::out_policies().and_then(|policies| xfrm::bypassed(policies, || pinned_addresses(bpffs))),

@@ -12,7 +12,7 @@ use std::{
 
 use aya::programs::{ProgramError, ProgramInfo, loaded_programs};
 use lb_common::{Address, Affinity, ServiceClient, Settings};
-use lb_core::plan::tables_of;
+use lb_core::plan::{slices_of, tables_of};
 
 use crate::{
     attach::{
@@ -40,7 +40,7 @@ use crate::{
         conntrack::Conntrack,
         filter::Filter,
         key_set::{InternalDevices, PeerAddresses},
-        maps::{ServiceMaps, slices_of},
+        maps::ServiceMaps,
         monitor::Monitor,
         settings::SettingsMap,
         stats::Stats,
@@ -65,7 +65,8 @@ pub struct MapFill {
     pub name: &'static str,
     /// Number of elements; for `BACKENDS` and `TABLES`, only those that a frontend refers to.
     pub entries: usize,
-    /// Maximum number of elements; for `FLOWS` and `CONNTRACK`, the number of entries for which the table was made.
+    /// Maximum number of elements. `FLOWS` and its overflow `CONNTRACK` both have the number of entries for which the
+    /// flow table was made: two for each connection of `--max-connections`.
     pub capacity: u32,
 }
 
@@ -244,7 +245,7 @@ impl Pinned {
         &self.stats
     }
 
-    /// The folder of the pins, with all its paths.
+    /// The folder of the pins, which gives the path of every pin.
     pub(super) const fn pins(&self) -> &Folder {
         &self.folder
     }
@@ -277,7 +278,7 @@ impl Pinned {
         let mut frontends = 0;
         services.for_each(|_, service| {
             frontends += 1;
-            slices.extend(slices_of(service));
+            slices.extend(slices_of(service).map(|range| (range.base, range.count)));
             used_tables.extend(tables_of(service).map(|range| (range.base, range.count)));
             Ok(())
         })?;

@@ -19,7 +19,7 @@ use crate::{
 /// settings and constants are those at the call of [`Pinned::program_view`](crate::Pinned::program_view).
 #[derive(Debug)]
 pub struct ProgramView {
-    /// The maps of Services, backends, tables and their names.
+    /// The maps that the control plane writes.
     pub service_maps: ServiceMaps,
     /// The flow table: `FLOWS` and its overflow `CONNTRACK`.
     pub flows: Arc<FlowTable>,
@@ -29,12 +29,14 @@ pub struct ProgramView {
     pub affinity: Table<ServiceClient, Affinity>,
     /// Buckets of the limits on new connections: the map `LIMIT_BUCKETS`.
     pub limit_buckets: Table<ServiceClient, u64>,
-    /// Endpoints of node-local DNS: the map `DNS_INTERCEPT`.
+    /// Addresses and ports of node-local DNS, for queries and for answers: the map `DNS_INTERCEPT`.
     pub dns_intercepts: Table<ServiceKey, DnsIntercept>,
     /// Devices of internal clients: the map `INSIDE_DEVICES`.
     pub internal_devices: Table<u32, u32>,
     /// Devices that programs know: the map `DEVICES`.
     pub devices: Table<u32, DeviceInfo>,
+    /// Whether programs of an earlier map layout are still attached ([`lb_common::handover`]): the map `HANDOVER`.
+    pub handover: Table<u32, u32>,
     /// The node's settings in force when the view was made.
     pub settings: Settings,
     /// The constants in the loaded programs; the defaults if there is a [`Self::globals_error`].
@@ -59,6 +61,7 @@ impl ProgramView {
             dns_intercepts: Table::open(&layout::DNS_INTERCEPT, &folder.map("DNS_INTERCEPT"))?,
             internal_devices: Table::open(&layout::INSIDE_DEVICES, &folder.map("INSIDE_DEVICES"))?,
             devices: Table::open(&layout::DEVICES, &folder.map("DEVICES"))?,
+            handover: Table::open(&layout::HANDOVER, &folder.map("HANDOVER"))?,
             settings: SettingsMap::open(folder, filter)?.get()?,
             globals,
             globals_error,

@@ -41,7 +41,7 @@ impl AnnouncedRoutes {
     }
 
     /// Removes our routes that are not `kept`, and then adds those that are `wanted` and missing. Each call lists
-    /// the present routes, so it also adds those again that the fence process or other software has removed. If the
+    /// the present routes, so it also restores routes that the fence process or other software has removed. If the
     /// kernel refuses to add or remove a route, the call still changes the others.
     ///
     /// # Errors

@@ -40,7 +40,7 @@ pub(crate) fn remove(netlink: &mut Netlink, table: u32) -> io::Result<()> {
     })
 }
 
-/// Numbers of the tables for which there is such a rule.
+/// Numbers of the tables for which [`add`] has added a rule.
 pub(crate) fn tables(netlink: &mut Netlink) -> io::Result<Vec<u32>> {
     let mut tables = Vec::new();
     for family in FAMILIES {

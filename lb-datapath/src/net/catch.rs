@@ -3,7 +3,8 @@
 //! Normally, programs translate packets to cluster IPs before the node routes them. But if a client's device has no
 //! programs (for example, because its pod started while no agent ran), the node routes the client's packets to the
 //! catch device, whose programs translate them. The catch device is a bridge without ports, which drops every other
-//! packet, so nothing leaks if its programs are missing. The agent adds routes to it only once they are attached.
+//! packet, so nothing leaks if its programs are missing. The agent adds routes to the device only once its programs are
+//! attached.
 //!
 //! All packets of an address family get one next hop, so pods that scan a range of cluster IPs fill no neighbour table.
 //! The device has no address resolution (`IFF_NOARP`), so frames have its own MAC address as destination, and the
@@ -63,7 +64,8 @@ impl CatchDevice {
     /// drops every packet, and would go on to do so if the agent died.
     ///
     /// # Errors
-    /// The kernel refuses the device or a route, or another device has its name. The next call tries again.
+    /// The kernel refuses the device or a route, or a device of another type has the name [`CATCH_DEVICE`]. The next
+    /// call tries again.
     pub fn keep(&mut self, ranges: &[Range], served: Option<u32>) -> Result<(), DatapathError> {
         let networks = Networks::new(ranges);
         let changed = self.update(&networks, served).map_err(|error| {
@@ -147,8 +149,8 @@ fn wanted_link() -> LinkMessage {
     message
 }
 
-/// The route to the catch device for a network. The network's unreachable route has a higher metric, so it applies when
-/// the device is gone.
+/// The route to the catch device for a network. The network's unreachable route has a higher metric, so the kernel uses
+/// that one only if the catch device is gone.
 fn route(range: Range, device: u32) -> RouteMessage {
     let mut route = our_routes::route(range, RouteType::Unicast, METRIC - 1);
     let next_hop = match range.0 {

@@ -73,8 +73,8 @@ pub struct Device {
     pub is_pair: bool,
     /// Whether the device is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
-    /// Whether the device is a veth whose other end has no XDP program. The frames that its native XDP program sends
-    /// back (`XDP_TX`) are then lost, or, if the other end uses GRO, stay in the ring of the other end.
+    /// Whether the device is a veth whose other end has no XDP program. The frames that a native XDP program on the
+    /// device sends back (`XDP_TX`) are then lost, or, if the other end uses GRO, stay in the ring of the other end.
     pub loses_xdp_tx: bool,
     /// Whether VLAN devices are stacked on the device.
     pub has_vlans: bool,

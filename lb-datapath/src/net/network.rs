@@ -51,8 +51,8 @@ pub struct Link {
     pub is_pair: bool,
     /// Whether the device is one end of a pair whose other end is in another network namespace.
     pub peer_elsewhere: bool,
-    /// Whether the device is a veth whose other end has no XDP program. The frames that its native XDP program sends
-    /// back (`XDP_TX`) are then lost, or, if the other end uses GRO, stay in the ring of the other end.
+    /// Whether the device is a veth whose other end has no XDP program. The frames that a native XDP program on the
+    /// device sends back (`XDP_TX`) are then lost, or, if the other end uses GRO, stay in the ring of the other end.
     pub loses_xdp_tx: bool,
     /// Whether VLAN devices are stacked on the device.
     pub has_vlans: bool,
@@ -226,8 +226,9 @@ fn below_vlan(message: &LinkMessage) -> Option<u32> {
 /// other end has an XDP program, the kernel sets the maximum to what the program supports.
 const ANY_MTU: u32 = 65_535;
 
-/// The sysctl `arp_ignore` of a device: whether the kernel answers ARP requests there only for addresses of that device
-/// (1 and more). The kernel uses the greater one of `all` and the device. 0, the default, if it cannot be read.
+/// The sysctl `arp_ignore` that applies to a device: the greater of the values for `all` and for the device. From 1 on,
+/// the kernel answers ARP requests on the device only for addresses of that device. 0, the default, if neither value
+/// can be read.
 pub fn arp_ignore(device: &str) -> u8 {
     let of = |name: &str| {
         let text = fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/arp_ignore")).ok()?;

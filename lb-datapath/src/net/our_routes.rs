@@ -24,7 +24,8 @@ pub type Range = (IpAddr, u8);
 #[derive(Debug)]
 pub(crate) struct OurRoutes {
     kind: RouteType,
-    /// Networks that have such a route; `None` at first and after an error, until the routes are read from the kernel.
+    /// Networks that have a route of this type; `None` at first and after an error, until the routes are read from the
+    /// kernel.
     present: Option<Networks>,
 }
 
@@ -49,7 +50,7 @@ impl OurRoutes {
         Ok(present != *wanted)
     }
 
-    /// Calls `remove`, which removes all routes at once. Returns whether there was a route.
+    /// Calls `remove`, which must remove all our routes of this type. Returns whether there was such a route.
     pub(crate) fn clear(
         &mut self,
         netlink: &mut Netlink,

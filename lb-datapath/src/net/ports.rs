@@ -99,7 +99,7 @@ pub(crate) fn is_exposed(ports: &RangeInclusive<u16>) -> Result<bool, DatapathEr
     Ok(ports.clone().any(|port| range.contains(&port) && !reserved.contains(&port)))
 }
 
-/// All ports that are to be reserved, and those of them that agents reserve and no other software does (`ours`).
+/// All ports that are to be reserved, and those of them that only agents reserve (`ours`).
 #[derive(Debug, PartialEq, Eq)]
 struct Plan {
     reserved: Ports,

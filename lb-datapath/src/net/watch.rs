@@ -116,8 +116,8 @@ impl DeviceWatcher {
         Ok(classify(&self.network()?.links, &self.patterns))
     }
 
-    /// Returns shortly after an event that may change the result of [`Self::network`]. Does not wait for
-    /// an event if that function was not called yet. Cancel-safe.
+    /// Returns shortly after an event that may change the result of [`Self::network`]. Does not wait for an event if
+    /// that function was not called yet, or if its last call failed. Cancel-safe.
     pub async fn changed(&mut self) -> Result<(), DatapathError> {
         while self.stale == Stale::NOTHING {
             let ready = self.events.readable().await;
@@ -156,7 +156,7 @@ fn subscribe() -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Reads all pending events. Marks each list as stale that one of them may change.
+/// Reads all pending events. Marks as stale each list that one of the events may change.
 fn drain(events: &Socket, stale: &mut Stale) {
     loop {
         match events.recv_from_full() {

@@ -15,7 +15,7 @@ use crate::net::{
 /// Size in bytes of `struct genlmsghdr`; attributes follow it.
 const HEADER: usize = 4;
 
-/// Numbers from include/uapi/linux/genetlink.h; `GENL_ID_CTRL` is the family that lists the others.
+/// Numbers from include/uapi/linux/genetlink.h; `GENL_ID_CTRL` is the family that lists the other families.
 const GENL_ID_CTRL: u16 = 0x10;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;

@@ -1,6 +1,6 @@
 //! Reads and watches the xfrm (IPsec) policies of direction `out`. The kernel looks policies up when it routes a
-//! packet. At that moment the source of a Service's reply is still its endpoint, so a policy for a virtual address does
-//! not encrypt the reply.
+//! packet. At that moment the source of a Service's reply is still the endpoint's address, so a policy for a virtual
+//! address does not encrypt the reply.
 
 use std::{
     collections::BTreeSet,
@@ -77,7 +77,7 @@ impl fmt::Display for OutPolicy {
 }
 
 /// The policies of this network namespace that encrypt packets when they leave the node, except those that replies of
-/// Services cannot bypass ([`is_for_replies`]). None on a kernel without xfrm.
+/// Services cannot bypass ([`is_for_replies`]). Empty on a kernel without xfrm.
 pub(crate) fn out_policies() -> Result<Vec<OutPolicy>, DatapathError> {
     let failed = |error| DatapathError::netlink("list xfrm policies", error);
     let mut netlink = match Netlink::open() {
@@ -200,10 +200,10 @@ fn address(bytes: &[u8], is_v4: bool) -> Option<IpAddr> {
     }
 }
 
-/// Whether the policy would match replies of Services if the kernel looked up policies only after a program has set the
-/// source of the reply to the virtual address. False for policies of tunnels between nodes, which match only the
-/// tunnel's protocol or port. Also false for policies with a device, a mark or an interface id, which replies do not
-/// bypass: the kernel looks these up after the programs have run.
+/// Whether replies of Services may bypass the policy, because the kernel looks it up before a program sets the source
+/// of the reply to the virtual address. False for policies of tunnels between nodes, which match only the tunnel's
+/// protocol or port. Also false for policies with a device, a mark or an interface id, because the kernel looks up
+/// these policies after the programs have run.
 fn is_for_replies(payload: &[u8]) -> bool {
     let of_services = [0, protocol::TCP, protocol::UDP, protocol::SCTP];
     let attributes = &payload[POLICY..];

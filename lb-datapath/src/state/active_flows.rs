@@ -1,7 +1,7 @@
 //! The number of active flows of each backend: the map `ACTIVE`.
 //!
-//! Programs change it at any time, so the agent maps it into memory and changes it by atomic additions, as they do. The
-//! agent also counts the flows in the flow table, and corrects a difference that lasts.
+//! Programs change the counters at any time, so the agent maps them into memory and changes them by atomic additions,
+//! as the programs do. The agent also counts the flows in the flow table, and corrects a difference that lasts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -40,9 +40,9 @@ pub type Ledger = traffic::Ledger<RandomState>;
 pub trait FlowWalk {
     /// Called when a pass begins, at the tick `now`.
     fn begin(&mut self, now: Tick);
-    /// Called for each flow, with the key of its forward entry, and its entries. A tunnelled flow has no reverse entry,
-    /// and that of any other flow may be lost. `reply` has the counters of the reverse entry and the fields that decide
-    /// the flow's phase; its other fields are those of `forward`. A pass may report a flow twice.
+    /// Called for each flow, with both entries and the key of the forward entry. `reply` is `None` if the flow is
+    /// tunnelled, or if its reverse entry is lost. Otherwise `reply` has the counters of the reverse entry and the
+    /// fields that decide the flow's phase; its other fields are those of `forward`. A pass may report a flow twice.
     fn flow(&mut self, key: &Tuple, forward: &Flow, reply: Option<&Flow>);
     /// Called when the pass has deleted the flow with this forward entry: it has expired, or was `evicted` before that
     /// to make room.
@@ -51,7 +51,8 @@ pub trait FlowWalk {
     fn end(&mut self);
 }
 
-/// Connection tracking: the flow table and the counters of active flows. Clones share both.
+/// Connection tracking: the flow table, the counters of active flows, the counts of the connections of sockets, and the
+/// filter. Clones share all of them.
 #[derive(Clone, Debug)]
 pub struct Conntrack {
     table: Arc<FlowTable>,
@@ -92,14 +93,14 @@ pub struct GcReport {
     pub overflowed: usize,
     /// Number of flows whose lost entry was restored.
     pub restored: usize,
-    /// Number of entries without their counterpart that were deleted: expired ones, and reverse entries of a client
-    /// port that now has a flow to another backend.
+    /// Number of deleted entries whose counterpart was missing: expired ones, and reverse entries of a client port that
+    /// now has a flow to another backend.
     pub orphans: usize,
 }
 
 impl GcReport {
     /// Counts a flow that was deleted; returns whether it was evicted before it expired.
-    fn count_expired(&mut self, forward: &Flow, reply: &Flow, now: Tick) -> bool {
+    fn count_expired(&mut self, forward: &Flow, reply: Option<&Flow>, now: Tick) -> bool {
         let evicted = seconds_left(forward, reply, now) > 0;
         self.expired += 1;
         self.evicted += usize::from(evicted);
@@ -149,7 +150,8 @@ impl Conntrack {
         self.active_flows.add(slot, flows - self.active_flows.get(slot));
     }
 
-    /// The connections of sockets, which have no flows, by backend.
+    /// Counts of the connections of sockets to each backend. Programs translate these connections in `connect(2)`, so
+    /// the flow table has no flows for them.
     pub fn sockets(&self) -> Result<BTreeMap<SocketCounter, SocketCounts>, DatapathError> {
         self.sockets.get()
     }
@@ -193,18 +195,13 @@ impl Conntrack {
                 from: *from,
                 forward: *forward,
                 reply: of_flow(forward, &forward.to.reversed()).copied(),
-                // A routed flow has no second flow: its forward entry replaces both addresses.
-                masqueraded: of_flow(forward, &forward.to)
-                    .filter(|flow| is_masquerade(flow))
-                    .or_else(|| masquerade_source(from, forward).map(|_| forward))
-                    .map(|flow| flow.to),
+                masqueraded: masqueraded(from, forward, of_flow(forward, &forward.to)),
             })
             .collect();
         Ok(connections)
     }
 
-    /// Calls `see` for each flow, in no particular order. Differs from [`Self::list`] in two ways: it keeps no flow in
-    /// memory, and [`Connection::masqueraded`] is `None` for a routed flow, because such a flow has no second flow.
+    /// Calls `see` for each flow, in no particular order. Unlike [`Self::list`], it keeps no flow in memory.
     ///
     /// # Errors
     /// The table cannot be read.
@@ -214,14 +211,14 @@ impl Conntrack {
                 return Ok(());
             }
             // A tunnelled flow has only its forward entry.
-            let (mut reply, mut masqueraded) = (None, None);
+            let (mut reply, mut second) = (None, None);
             if !forward.is_tunnelled() {
                 reply = self.table.get(&forward.to.reversed())?;
                 if forward.flags & flow_flags::MASQUERADED != 0 {
-                    let second = self.table.get(&forward.to)?;
-                    masqueraded = second.filter(is_masquerade).map(|flow| flow.to);
+                    second = self.table.get(&forward.to)?;
                 }
             }
+            let masqueraded = masqueraded(key, forward, second.as_ref());
             see(Connection { from: *key, forward: *forward, reply, masqueraded });
             Ok(())
         })
@@ -266,7 +263,7 @@ impl Conntrack {
     ) -> Result<(), DatapathError> {
         self.table.for_each_read(|key, forward| {
             let flow = &forward.flow;
-            if flow.is_reply() || !is_of_service(flow) || !concerns(flow.service) {
+            if !is_of_service(flow) || !concerns(flow.service) {
                 return Ok(());
             }
             let reply = if flow.is_tunnelled() { None } else { self.reverse_of(key, flow)? };
@@ -300,8 +297,8 @@ impl Conntrack {
         Ok(true)
     }
 
-    /// Deletes the entry if it still belongs to the flow that was read, and subtracts that flow from the active ones.
-    /// Returns whether the entry was deleted.
+    /// Deletes the entry if it still belongs to the flow that was read. If it is the forward entry of a flow that is
+    /// counted in a slot of `ACTIVE`, also decrements that counter. Returns whether the entry was deleted.
     fn delete_read(&self, key: &Tuple, entry: &ReadEntry<'_>) -> Result<bool, DatapathError> {
         let Some(deleted) = self.table.remove_flow(key, entry)? else { return Ok(false) };
         if is_counted(&deleted) {
@@ -398,11 +395,11 @@ impl Conntrack {
             }
             if flow.is_tunnelled() {
                 report.tunnelled += 1;
-                if seconds_left_under(pressure, flow, flow, now) == 0
+                if seconds_left_under(pressure, flow, None, now) == 0
                     && self.delete_expired_tunnelled(key, now, pressure)?
                 {
                     report.expired_tunnelled += 1;
-                    let evicted = report.count_expired(flow, flow, now);
+                    let evicted = report.count_expired(flow, None, now);
                     if let Some(walk) = walk {
                         walk.deleted(key, evicted);
                     }
@@ -410,9 +407,11 @@ impl Conntrack {
                 return Ok(());
             }
             match reverse {
-                Some(reply) if !flow.is_reply() && seconds_left_under(pressure, flow, &reply, now) == 0 => {
+                Some(reply)
+                    if !flow.is_reply() && seconds_left_under(pressure, flow, Some(&reply), now) == 0 =>
+                {
                     if self.delete_expired(key, flow, now, pressure)? {
-                        let evicted = report.count_expired(flow, &reply, now);
+                        let evicted = report.count_expired(flow, Some(&reply), now);
                         if let Some(walk) = walk {
                             walk.deleted(key, evicted);
                         }
@@ -486,8 +485,8 @@ impl Conntrack {
         Ok(reverse.filter(|reverse| reverse.flow.to.reversed() == *key))
     }
 
-    /// Deletes both entries of an expired flow, unless a packet has refreshed it since the walk. A flow that has
-    /// replaced one of the entries since then stays.
+    /// Deletes both entries of an expired flow, unless a packet has refreshed the flow since the walk, or the first
+    /// flow of its masqueraded connection still exists. An entry that belongs to another flow by now stays.
     fn delete_expired(
         &self,
         key: &Tuple,
@@ -499,7 +498,7 @@ impl Conntrack {
             return Ok(false);
         };
         let Some(reply) = self.reverse_of(key, &forward.flow)? else { return Ok(false) };
-        if seconds_left_under(pressure, &forward.flow, &reply.flow, now) > 0
+        if seconds_left_under(pressure, &forward.flow, Some(&reply.flow), now) > 0
             || self.is_behind_live_flow(key, &forward.flow)?
             || !self.table.remove_read(key, &forward)?
         {
@@ -523,7 +522,7 @@ impl Conntrack {
             return Ok(false);
         };
         let flow = &entry.flow;
-        if seconds_left_under(pressure, flow, flow, now) > 0 || !self.table.remove_read(key, &entry)? {
+        if seconds_left_under(pressure, flow, None, now) > 0 || !self.table.remove_read(key, &entry)? {
             return Ok(false);
         }
         if is_counted(flow) {
@@ -533,8 +532,8 @@ impl Conntrack {
     }
 
     /// Whether this is the second flow of a masqueraded connection whose first flow still exists. Such a flow stays,
-    /// however old its last packet is: packets of the client may be lost between both translations, and without this
-    /// flow the next packet would leave with the client's address.
+    /// however old its last packet is: packets of the client may be lost between the two translations, and without
+    /// this flow the next packet would leave with the client's address.
     fn is_behind_live_flow(&self, key: &Tuple, forward: &Flow) -> Result<bool, DatapathError> {
         if !is_masquerade(forward) {
             return Ok(false);
@@ -546,8 +545,8 @@ impl Conntrack {
         }
     }
 
-    /// Restores the missing entry of a flow of which only the entry `key` exists, or deletes that entry if the flow has
-    /// expired.
+    /// Restores the missing entry of a flow of which only the entry with this key exists. Instead deletes the existing
+    /// entry if the flow has expired, or if it is a reverse entry whose client port now has a flow to another backend.
     fn restore_or_delete(&self, key: &Tuple, now: Tick, report: &mut GcReport) -> Result<(), DatapathError> {
         let Some(entry) = self.table.read(key)? else { return Ok(()) };
         let flow = entry.flow;
@@ -555,9 +554,8 @@ impl Conntrack {
             return Ok(());
         }
         let (lost_key, lost) = lost_entry(key, &flow);
-        let (from, forward, reply) =
-            if flow.is_reply() { (&lost_key, &lost, &flow) } else { (key, &flow, &lost) };
-        let is_expired = seconds_left_under(report.pressure, forward, reply, now) == 0;
+        let (from, forward) = if flow.is_reply() { (&lost_key, &lost) } else { (key, &flow) };
+        let is_expired = seconds_left_under(report.pressure, &flow, None, now) == 0;
         if is_expired && !self.is_behind_live_flow(from, forward)? {
             report.orphans += usize::from(self.table.remove_read(key, &entry)?);
         } else {
@@ -630,17 +628,25 @@ const fn is_masquerade(flow: &Flow) -> bool {
     flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0
 }
 
-/// Whether this is the forward entry of a Service's flow, and not of the second flow of a masqueraded connection.
+/// Whether this is the forward entry of a [client's flow](Flow::is_of_client).
 const fn is_of_service(flow: &Flow) -> bool {
-    !flow.is_reply() && !is_masquerade(flow) && !flow_flags::is_of_node(flow.flags)
+    !flow.is_reply() && flow.is_of_client()
 }
 
-/// The node's address that this forward entry puts in place of the client's; `None` if it does not masquerade. A
-/// tunnelled flow does not: the inner packets keep the client's address.
+/// [`Connection::masqueraded`] of the flow with this forward entry; `second` is the entry of its translated tuple, if
+/// any. A routed flow has no second flow: its forward entry replaces both addresses.
+fn masqueraded(from: &Tuple, forward: &Flow, second: Option<&Flow>) -> Option<Tuple> {
+    let is_by_second = second.filter(|flow| is_masquerade(flow));
+    is_by_second.or_else(|| masquerade_source(from, forward).map(|_| forward)).map(|flow| flow.to)
+}
+
+/// The node's address that this entry puts in place of the client's; `None` if it does not masquerade, or is a reverse
+/// entry.
 fn masquerade_source(key: &Tuple, flow: &Flow) -> Option<Address> {
-    const EITHER: u8 = flow_flags::SECOND_OF_MASQUERADED | flow_flags::ROUTED;
-    let replaces = flow.flags & EITHER != 0 && !flow.is_reply() && !flow.is_tunnelled();
-    (replaces && flow.to.source != key.source).then_some(flow.to.source)
+    if flow.is_reply() {
+        return None;
+    }
+    key.masqueraded_as(&flow.to, flow.flags).map(|(address, _port)| address)
 }
 
 /// Whether this is the forward entry of a flow that is counted in a slot of `ACTIVE`.
@@ -701,6 +707,32 @@ mod tests {
                 restored.seen = 0;
                 assert_eq!((key, restored), (from, forward));
             }
+        }
+    }
+
+    /// GC restores the lost entry of a flow. [`Phase::of_entry`] gives readers the same phase before that as after it.
+    #[test]
+    fn restored_entry_changes_neither_phase_nor_remaining_time() {
+        const UDP: [u8; 3] = [0, seen::PACKET, seen::PACKET | seen::STREAM];
+        let tcp = (0..1u8 << 4).map(|bits| {
+            let bit = |number: u8, flag: u8| if bits & (1 << number) != 0 { flag } else { 0 };
+            seen::PACKET | bit(0, seen::SYN) | bit(1, seen::ACK) | bit(2, seen::FIN) | bit(3, seen::RST)
+        });
+        let histories = tcp.chain([0]).flat_map(|seen| [(protocol::TCP, seen), (protocol::SCTP, seen)]);
+        for (protocol, seen) in histories.chain(UDP.map(|seen| (protocol::UDP, seen))) {
+            let (from, mut forward, mut reply) = pair(protocol, flow_flags::SECOND_OF_MASQUERADED);
+            (forward.seen, reply.seen) = (seen, seen);
+            let now = Tick(55);
+            let (_, lost) = lost_entry(&from, &forward);
+            assert_eq!(Phase::of_entry(&forward, None), Phase::of(&forward, &lost), "{protocol} {seen:#x}");
+            assert_eq!(seconds_left(&forward, None, now), seconds_left(&forward, Some(&lost), now));
+            let (_, lost) = lost_entry(&forward.to.reversed(), &reply);
+            assert_eq!(
+                Phase::of_entry(&reply, None),
+                Phase::of(&lost, &reply),
+                "{protocol} {seen:#x}, reply"
+            );
+            assert_eq!(seconds_left(&reply, None, now), seconds_left(&lost, Some(&reply), now));
         }
     }
 

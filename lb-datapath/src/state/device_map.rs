@@ -70,7 +70,7 @@ impl XdpRole {
     }
 }
 
-/// Properties of a device that is the bridge of a workload device.
+/// What the entry of a device depends on, in addition, if the device is the bridge of a workload device.
 #[derive(Clone, Copy, Debug)]
 struct PodBridge {
     /// Whether the node has a catch device.

@@ -5,6 +5,7 @@ use std::{
     io,
     mem::offset_of,
     os::fd::BorrowedFd,
+    path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -12,7 +13,7 @@ use std::{
 };
 
 use lb_common::{
-    DnsIntercept, Service, ServiceKey,
+    DnsIntercept, Networks, Service, ServiceKey,
     filter::{self, Mark, Memory, OFF, ServiceRanges, WORDS, activated, copy_of, words_of},
     handover::OVER,
 };
@@ -31,6 +32,9 @@ const MARKS: usize = offset_of!(filter::Filter, words) / 8;
 /// False-positive rate up to which the filter is not rebuilt. A false positive costs some 100 ns, so 0.4 % cost less
 /// than half a nanosecond per packet without a flow, while a rebuild walks over all flows.
 const MOST_FALSE_POSITIVES: f64 = 1.0 / 256.0;
+
+/// How often [`pass_all`] clears the filter, at most: under a flood of new flows it may never find it empty.
+const MOST_PASSES: u32 = 5;
 
 /// The filter of this node. An agent has only one instance, because it contains the lock that keeps insertions and
 /// rebuilding apart.
@@ -51,7 +55,7 @@ pub struct FilterFill {
     /// Number of bits that are set.
     pub bits: u32,
     /// Estimated false-positive rate: the share of packets without a flow that look as if they had one. It is the sum
-    /// of the rates of both arrays, so it can exceed 1 if the filter is nearly full.
+    /// of the rates of the copy's two bit arrays, so it can exceed 1 if the filter is nearly full.
     pub false_positives: f64,
 }
 
@@ -100,6 +104,16 @@ impl FilterMemory {
     /// Clears all marks in a copy (0 or 1).
     pub fn zero(&self, copy: usize) {
         words_of(copy).for_each(|index| self.word(MARKS + index).store(0, Ordering::Relaxed));
+    }
+
+    /// Makes the programs pass all plain packets from now on, at all hooks at once, as if there were no Services: no
+    /// endpoint is marked, and no range has cluster IPs. (On devices whose frames are no Ethernet, and for fragments and
+    /// ICMP errors, the programs go on.) No agent may run meanwhile, as it would add marks.
+    pub fn pass_all(&self) {
+        let other = 1 - copy_of(self.active());
+        self.zero(other);
+        self.set_ranges(&ServiceRanges::covering(&Networks::new([])));
+        self.activate(Some(other));
     }
 
     /// Sets the ranges of cluster IPs. Writes only words that differ, so that programs always see unchanged ranges
@@ -193,8 +207,9 @@ impl Filter {
         self.memory.fill()
     }
 
-    /// Rebuilds the filter if it is off, or if too many marks may be obsolete; `rebuilt` is its fill after the last
-    /// rebuild. Returns the new fill if it was rebuilt. Blocks for two grace periods and a walk over all flows.
+    /// Rebuilds the filter if it is off, or if too many marks may be obsolete, but never during a handover. `rebuilt`
+    /// is the fill after the last rebuild. Returns the new fill if this call has rebuilt the filter. A rebuild blocks
+    /// for two grace periods and a walk over all flows.
     pub fn rebuild_if_due(&self, rebuilt: FilterFill) -> Result<Option<FilterFill>, DatapathError> {
         if self.is_on() && !self.fill().is_rebuild_due(rebuilt) {
             return Ok(None);
@@ -232,6 +247,27 @@ impl Filter {
         self.memory.activate(Some(other));
         Ok(())
     }
+}
+
+/// Makes the programs of the data plane in this folder (`DIR/lb/vN`) pass all packets: [`FilterMemory::pass_all`]. Does
+/// nothing if the folder has no filter of this layout.
+pub(crate) fn pass_all(version: &Path) -> Result<(), DatapathError> {
+    let (spec, path) = (&layout::FILTER, version.join("FILTER"));
+    let Some(map) = RawMap::open(spec.name, &path)?.filter(|map| spec.check(&path, &map.shape).is_ok())
+    else {
+        return Ok(());
+    };
+    let memory = FilterMemory::map(map.fd()).map_err(|error| map.error("map", error))?;
+    // A program that has read the filter before may create a flow afterwards, whose marks lead all packets of its
+    // frontend to the lookups again.
+    for _ in 0..MOST_PASSES {
+        memory.pass_all();
+        grace::wait()?;
+        if memory.fill() == FilterFill::EMPTY {
+            break;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -13,10 +13,11 @@
 //!    connection.
 //! 4. The agent copies the remaining old flows, and removes the old data plane.
 //!
-//! The two versions choose source ports independently, so a flow is copied only while its port is its own: see [`Rank`].
+//! The two versions choose source ports independently, so the agent copies a flow only while no other flow has its
+//! source port: see [`Rank`].
 //!
-//! So at every moment, at least one version has the entries of any given flow. XDP hooks and control groups have one
-//! link for both versions, whose program is replaced atomically.
+//! At every moment, at least one version has the entries of any given flow. XDP hooks and control groups have one link
+//! for both versions, whose program is replaced atomically.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -102,7 +103,8 @@ pub(crate) struct Handover {
     shared: BTreeSet<&'static str>,
     /// Whether flows have already begun in our maps: an agent of this version was killed during its handover.
     resumed: bool,
-    /// Digests of the keys of flows that were copied. An entry with another key may belong to a new flow.
+    /// Digests of the keys of copied entries. An entry of our flow table with another key may belong to a flow that has
+    /// begun there.
     copied: HashSet<u64>,
     hasher: RandomState,
 }
@@ -134,7 +136,8 @@ fn own_description() -> Description {
     description
 }
 
-/// Pins the description of this version's maps. From then on, agents of other versions take over this data plane.
+/// Pins the description of this version's maps, unless it is pinned already. With it, an agent of another version can
+/// take over this data plane.
 pub(crate) fn describe(folder: &Folder) -> Result<(), DatapathError> {
     let path = folder.map(DESCRIPTION);
     if path.exists() {
@@ -146,7 +149,7 @@ pub(crate) fn describe(folder: &Folder) -> Result<(), DatapathError> {
 }
 
 impl Earlier {
-    /// Opens the data plane in `folder`; `None` if it has no description (before version 5).
+    /// Opens the data plane in `folder`; `None` if it has no description, as layouts before version 5.
     fn read(folder: PathBuf) -> Result<Option<Self>, DatapathError> {
         let path = folder.join(DESCRIPTION);
         let Some(map) = RawMap::open(DESCRIPTION, &path)? else { return Ok(None) };
@@ -301,7 +304,8 @@ impl Handover {
     }
 
     /// Copies the remaining flows and removes the earlier data plane. Must be called after our programs are attached to
-    /// all tc hooks. `attach_sockets` must replace the programs of the socket links, which are in our folder by then.
+    /// all tc hooks. `attach_sockets` must replace the programs of the socket links, whose pins this function has moved
+    /// to our folder before.
     pub(crate) fn finish(
         mut self,
         filter: &Filter,
@@ -440,8 +444,9 @@ impl Handover {
             let marks = Mark::of_entry(key, flow.flags);
             match filter.insert_after(marks, || table.insert_new(key, flow)) {
                 Ok(true) => drop(self.copied.insert(digest)),
-                Ok(false) if is_copy && pass == Pass::Rest => absorb(table, key, flow)?,
-                // Our programs have created no flow so far: another flow of the earlier ones has the key.
+                Ok(false) if is_copy && pass == Pass::Rest => table.merge(key, flow)?,
+                // In the pass `Living`, our programs have created no flow yet, so our entry is a copy from the earlier
+                // programs. If they now have another flow with this key, the copied flow is over.
                 Ok(false) if is_copy && !self.resumed => supersede(table, key, flow)?,
                 Ok(false) => {}
                 Err(error) => refused = Some(error),
@@ -453,14 +458,16 @@ impl Handover {
 }
 
 /// When an entry is copied within a pass: after those that it relies on. Programs of both versions create and delete
-/// flows meanwhile. A forward entry whose source port another flow has would take the answers of that flow for its own.
+/// flows meanwhile. If the agent copied a forward entry while another flow has its source port, programs would take the
+/// replies of that flow for replies of the copied one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rank {
     /// Reverse entries: each claims a source port.
     Reverse,
     /// Forward entries, except those of the next rank.
     Forward,
-    /// Forward entries of masqueraded connections that lead to a second forward entry.
+    /// Forward entries of the first flows of masqueraded connections: each relies on the forward entry of the second
+    /// flow.
     First,
 }
 
@@ -501,8 +508,8 @@ fn for_each_flow(
     map.for_each(&mut |key, value| see(&converted(&keys, key), &converted(&values, value)))
 }
 
-/// Replaces the copy of an entry if the copied flow is over and another one has its key. Also removes the forward entry
-/// of the copied flow.
+/// Replaces the copy with this key by `original` if the two belong to different flows: then the copied flow is over. If
+/// the copy is a reverse entry, also removes the copied flow's forward entry.
 fn supersede(table: &FlowTable, key: &Tuple, original: &Flow) -> Result<(), DatapathError> {
     let Some(copy) = table.get(key)?.filter(|copy| copy.to != original.to) else { return Ok(()) };
     let forward = copy.to.reversed();
@@ -510,18 +517,6 @@ fn supersede(table: &FlowTable, key: &Tuple, original: &Flow) -> Result<(), Data
         table.remove(&forward)?;
     }
     table.replace(key, original).map(drop)
-}
-
-/// Merges the changes that packets have made in the original of a flow into its copy, unless our programs have replaced
-/// the copy by another flow.
-fn absorb(table: &FlowTable, key: &Tuple, original: &Flow) -> Result<(), DatapathError> {
-    let Some(copy) = table.get(key)?.filter(|copy| copy.to == original.to) else { return Ok(()) };
-    let mut whole = copy;
-    whole.merge(original);
-    if whole == copy {
-        return Ok(());
-    }
-    table.replace(key, &whole).map(drop)
 }
 
 /// Sets which flows our programs create: `mode` is one of those in [`lb_common::handover`].

@@ -8,12 +8,12 @@ use std::{
 
 use lb_common::{
     Address, Backend, ConnectionLimits, EndpointName, Service, ServiceKey, ServiceName, SourceRangeKey, Vip,
-    capacity, filter::Mark, from_fixed, service_flags, to_fixed,
+    capacity, filter::Mark, from_fixed, to_fixed,
 };
 use lb_core::{
     capacity::Capacity,
     model::{ObjectName, Protocol, ServicePortName},
-    plan::{Contents, EndpointLabels, ServiceLabels, Step, tables_of},
+    plan::{Contents, EndpointLabels, ServiceLabels, Step, slices_of, tables_of},
     tables::Digest,
 };
 
@@ -127,7 +127,8 @@ impl ServiceMaps {
         Ok(name.map(|name| endpoint_labels(&name, &mut Strings::default())))
     }
 
-    /// Capacities of the maps, which a plan must respect.
+    /// Capacities of the maps, which a plan must respect. That of `VIPS` does not include the entries that are reserved
+    /// for the node's own addresses ([`capacity::OWN_VIPS`]).
     pub fn room(&self) -> Capacity {
         Capacity {
             backends: self.backends.capacity(),
@@ -192,7 +193,8 @@ impl ServiceMaps {
     ) -> Result<BTreeMap<u32, Backend>, DatapathError> {
         let mut slices: Vec<(u32, u32)> = services
             .flat_map(slices_of)
-            .map(|(base, count)| (base, base.saturating_add(count)))
+            .map(|range| range.slots())
+            .map(|slots| (slots.start, slots.end))
             .filter(|(base, end)| base < end)
             .collect();
         slices.sort_unstable();
@@ -315,13 +317,6 @@ fn write_slices<'a, V: bytemuck::Pod>(
     arena.update(&slots, &values).map_err(whole)
 }
 
-/// First slot and number of slots of each slice of `BACKENDS` that the frontend refers to.
-pub(crate) fn slices_of(service: &Service) -> impl Iterator<Item = (u32, u32)> {
-    let inside = (service.flags & service_flags::SHORT_CIRCUIT != 0)
-        .then_some((service.internal_base, service.internal_count));
-    std::iter::once((service.backends_base, service.backends_count)).chain(inside)
-}
-
 fn gather<T>(run: &[Step], pick: impl Fn(&Step) -> Option<T>) -> Vec<T> {
     run.iter().filter_map(pick).collect()
 }
@@ -436,10 +431,10 @@ fn describe(step: &Step) -> String {
         Step::PutLimits(id, _) => format!("limit new connections of service {id}"),
         Step::DeleteLimits(id) => format!("end the limits of service {id}"),
         Step::PutSourceRange(range) => {
-            format!("allow a source range of service {}", range.range.service_and_family >> 1)
+            format!("allow a source range of service {}", range.range.service())
         }
         Step::DeleteSourceRange(range) => {
-            format!("delete a source range of service {}", range.range.service_and_family >> 1)
+            format!("delete a source range of service {}", range.range.service())
         }
     }
 }

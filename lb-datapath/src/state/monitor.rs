@@ -19,7 +19,7 @@ use crate::{
 const LEASE: u32 = 3;
 
 /// The only reader of events. Programs emit events as long as [`Self::extend`] is called every second. They stop when
-/// the monitor is dropped, and a few seconds after its process was killed.
+/// the monitor is dropped; if its process is killed, they stop a few seconds later.
 pub struct Monitor {
     switch: Table<u32, u64>,
     ring: RingBuf<MapData>,

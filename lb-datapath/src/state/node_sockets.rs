@@ -4,8 +4,10 @@
 //!
 //! sock_diag(7) lists sockets with their cookies, and destroys them. For TCP it also shows what the socket programs
 //! have stored in a socket (`COUNTED_SOCKETS`); for UDP it does not (`inet_sk_diag_fill` in net/ipv4/inet_diag.c), so
-//! the programs note the cookies of UDP sockets in `CONNECTED_SOCKETS`. The application's next system call fails: reads
-//! with ECONNABORTED, writes with EDESTADDRREQ or EPIPE. The peer of a TCP connection gets a RST.
+//! the programs note the cookies of UDP sockets in `CONNECTED_SOCKETS`.
+//!
+//! After the kernel has destroyed a socket, the application's next system call fails: reads with ECONNABORTED, writes
+//! with EDESTADDRREQ or EPIPE. The peer of a TCP connection gets a RST.
 
 use std::{
     io,
@@ -51,7 +53,7 @@ const CLOSE_WAIT: u8 = 8;
 const CONNECTED: u32 = 1 << ESTABLISHED | 1 << SYN_SENT | 1 << FIN_WAIT1 | 1 << FIN_WAIT2 | 1 << CLOSE_WAIT;
 /// The wildcard `INET_DIAG_NOCOOKIE`.
 const ANY_COOKIE: u64 = u64::MAX;
-/// Offset of `tcpi_last_data_sent` in `struct tcp_info`, the first of four numbers of 32 bits, in milliseconds: since
+/// Offset in `struct tcp_info` of `tcpi_last_data_sent`, the first of four times (32 bits each, in milliseconds): since
 /// data was sent, since an ACK was sent (always 0), since data was received, since an ACK was received.
 const LAST_DATA_SENT: usize = 44;
 
@@ -212,7 +214,7 @@ impl NetlinkDeserializable for Diag {
             .ok_or_else(|| DecodeError::from("a socket message that is too short"))?;
         let DiagMessage { family, state, id, .. } = pod_read_unaligned(answer);
         let rest = attributes(rest)?;
-        // Until the connection is established, the kernel has not set its times.
+        // In SYN_SENT the kernel has no time of a last packet yet, and `INFO` has the times since the machine started.
         let info = rest.iter().find(|attribute| attribute.kind == INFO && state != SYN_SENT);
         Ok(Self::Socket(NodeSocket {
             family,
@@ -223,7 +225,7 @@ impl NetlinkDeserializable for Diag {
     }
 }
 
-/// The value of a socket in the requested map; `None` if it has none of this size.
+/// The value of a socket in the requested map; `None` if the socket has no value of this size.
 fn stored_counter(attributes_of_socket: &[Attribute]) -> Result<Option<SocketCounter>, DecodeError> {
     for storages in attributes_of_socket.iter().filter(|attribute| attribute.kind == STORAGES) {
         for storage in attributes(&storages.value)? {

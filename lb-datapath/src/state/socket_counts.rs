@@ -27,8 +27,8 @@ impl SocketCountsMap {
     }
 
     /// Deletes the counters of backends that have been idle for [`LONG`] passes, or for [`SHORT`] passes if more than
-    /// half of the map is in use. Returns the deleted ones. The counts may miss a connection that begins at this
-    /// moment.
+    /// half of the map is in use. Returns the deleted ones. If a connection to such a backend has begun since `counts`
+    /// was read, the deletion loses its count.
     pub(crate) fn delete_idle(
         &self,
         counts: &BTreeMap<SocketCounter, SocketCounts>,
@@ -52,7 +52,8 @@ const SHORT: u32 = 2;
 pub(crate) struct IdleBackends(BTreeMap<SocketCounter, (u32, u64)>);
 
 impl IdleBackends {
-    /// Notes a pass. Returns and drops the backends that have had no connection in the last `patience` passes.
+    /// Adds a pass that has read `counts`. Returns and drops the backends that have had no connection in the last
+    /// `patience` passes.
     fn note(&mut self, counts: &BTreeMap<SocketCounter, SocketCounts>, patience: u32) -> Vec<SocketCounter> {
         let (mut idle, mut lasting) = (BTreeMap::new(), Vec::new());
         for (counter, counts) in counts.iter().filter(|(_, counts)| counts.active() == 0) {

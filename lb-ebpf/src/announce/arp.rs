@@ -71,7 +71,7 @@ impl Frame {
         claims.then(|| Address::from_v4(self.sender))
     }
 
-    /// The address that the frame asks for. An announcement, which has its own address as target, asks for nothing.
+    /// The address that the frame asks for. An announcement asks for nothing: its target is the sender's own address.
     #[inline(always)]
     pub fn asked(&self) -> Option<Address> {
         let asks = self.operation() == Some(Operation::Request)

@@ -8,14 +8,14 @@ use crate::{
     rules::announce::Message,
 };
 
-/// Bytes of the longest message that is read; longer ones are left to the kernel.
+/// Bytes of the longest message that the program reads; it leaves longer ones to the kernel.
 pub const MESSAGE: usize = LONGEST as usize;
 /// [`MESSAGE`] as a `u32`.
 pub const LONGEST: u32 = 128;
 /// Bytes of the shortest solicitation and advertisement: without options.
 pub const SHORTEST: u32 = 24;
-/// Bytes of the frame with an advertisement: Ethernet and IPv6 headers, and an advertisement with one option, its
-/// target's link-layer address.
+/// Bytes of the frame with an advertisement: Ethernet and IPv6 headers, and an advertisement with one option, the
+/// link-layer address of the target.
 pub const FRAME: usize = HEADERS + ADVERTISEMENT as usize;
 const ADVERTISEMENT: u32 = 32;
 
@@ -47,7 +47,7 @@ pub struct Headers {
     pub from: [u8; 6],
     ether_type: [u8; 2],
     version: [u8; 4],
-    /// Bytes after the IPv6 header, big-endian.
+    /// Payload length: number of bytes after the IPv6 header, big-endian.
     payload: [u8; 2],
     next_header: u8,
     hop_limit: u8,
@@ -65,8 +65,8 @@ const _: () = assert!(size_of::<Headers>() == HEADERS && align_of::<Headers>() =
 unsafe impl crate::parse::frame::Header for Headers {}
 
 impl Headers {
-    /// Bytes of the message, if the packet may be neighbour discovery: ICMPv6 without extension headers that no router
-    /// has forwarded, of a length that the program reads.
+    /// Length of the ICMPv6 message in bytes, if the packet may be neighbour discovery: it has no extension headers, no
+    /// router has forwarded it, and the length is one that the program supports.
     #[inline(always)]
     pub fn message(&self) -> Option<u32> {
         let length = u32::from(u16::from_be_bytes(self.payload));
@@ -187,9 +187,9 @@ const fn group_mac(target: &[u8; 16]) -> [u8; 6] {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Audience {
-    /// All nodes: the advertisement is unsolicited, or the machine that has asked has no address yet.
+    /// All nodes: the advertisement is unsolicited, or the sender of the solicitation has no address yet.
     All = 0,
-    /// Only the machine that has asked.
+    /// Only the sender of the solicitation.
     Asker = 1,
 }
 

@@ -7,7 +7,7 @@ use lb_common::conntrack::Tick;
 static mut CLOCK: u64 = 0;
 
 /// The current tick. The kernel's coarse time changes only at timer interrupts, so the programs read it once after each
-/// one, which they notice by the changed jiffies. `bpf_jiffies64` is a load, not a call: the verifier inlines it.
+/// interrupt, which they notice by the changed jiffies. `bpf_jiffies64` is a load, not a call: the verifier inlines it.
 #[inline(always)]
 pub(crate) fn now() -> Tick {
     // SAFETY: the helper takes nothing and only returns a number.

@@ -22,21 +22,30 @@ pub(crate) enum Hook {
     Ingress,
     /// The packet leaves the node.
     Egress,
+    /// The packet leaves by the catch device, and will enter the node again. As [`Self::Egress`], except that no flow
+    /// begins here.
+    Catch,
 }
 
 impl Hook {
+    /// Whether this is the egress of a device.
+    #[inline(always)]
+    pub(crate) const fn is_egress(self) -> bool {
+        matches!(self, Self::Egress | Self::Catch)
+    }
+
     /// The name of this hook in events.
     #[inline(always)]
     pub(crate) const fn event_hook(self) -> EventHook {
         match self {
             Self::Ingress => EventHook::Ingress,
-            Self::Egress => EventHook::Egress,
+            Self::Egress | Self::Catch => EventHook::Egress,
         }
     }
 
     /// Whether packets of `flow` are translated at this hook.
     #[inline(always)]
     pub(super) fn translates(self, flow: &Flow) -> bool {
-        lb_ebpf::rules::flow::is_translated_at(flow, self == Self::Egress)
+        lb_ebpf::rules::flow::is_translated_at(flow, self.is_egress())
     }
 }

@@ -1,4 +1,4 @@
-//! What the agent has written about a device.
+//! Lookup of the properties of a device, which the agent writes to `DEVICES`.
 
 use lb_common::DeviceInfo;
 

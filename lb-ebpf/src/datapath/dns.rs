@@ -1,5 +1,5 @@
 //! Node-local DNS: queries of the node's pods to the cluster IP of the DNS Service go to the DNS server of the agent,
-//! and its answers leave with that cluster IP. The rule is [`lb_ebpf::rules::dns`].
+//! whose answers leave with that cluster IP as source. The rule is [`lb_ebpf::rules::dns`].
 //!
 //! Such packets have no flow: for each cluster IP and protocol, one entry of `DNS_INTERCEPT` translates queries and one
 //! translates answers, each packet by itself. Without the entries, or if the server does not answer, new queries are
@@ -21,9 +21,9 @@ use super::{
     socket,
 };
 
-/// Decides what happens to a packet that may be a query ([`dns::may_be_query`]). The packet has no flow, or its
-/// `earlier` flow has to be replaced. Deletes the earlier flow if the packet goes to the DNS server of the agent:
-/// [`to_server`].
+/// Decides what happens to a packet that may be a query ([`dns::may_be_query`]). The packet has no flow, or a flow that
+/// has to be replaced (`earlier` is true). If the packet goes to the DNS server of the agent, this function deletes the
+/// earlier flow, and the caller calls [`to_server`].
 #[inline(never)]
 pub(super) fn query(skb: &Skb, packet: &Packet, earlier: bool) -> Query {
     let from = &packet.tuple;

@@ -1,4 +1,4 @@
-//! Functions that return early with an outcome.
+//! Helpers for functions that may return early with an outcome.
 
 use lb_common::Outcome;
 

@@ -112,7 +112,7 @@ fn without_backend(event: &mut Event, origin: u32, outcome: Outcome, hook: Event
     (event.choice, event.scheduler, event.flags) = (Choice::None as u8, 0, 0);
 }
 
-/// Emits an event: `fill` writes all of its fields except the time, straight into the ring buffer.
+/// Emits an event: `fill` writes all of its fields except `time` and `zeros`, straight into the ring buffer.
 #[inline(always)]
 pub(crate) fn emit(fill: impl FnOnce(&mut Event)) {
     // SAFETY: the helper takes nothing and only returns a number.

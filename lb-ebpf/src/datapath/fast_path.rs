@@ -1,4 +1,4 @@
-//! The fast path handles nearly all packets: those with plain headers that need no flow, and those that belong to an
+//! The fast path handles nearly all packets: those that have plain headers, and either need no flow or belong to an
 //! existing flow and do not end it.
 //!
 //! The fast path parses such a packet into registers and never stores it. The slow path handles all other packets by
@@ -33,8 +33,8 @@ pub(super) enum FastPath {
     /// The fast path has decided about the packet, and rewritten it if necessary: the caller must not process it again.
     Done(Outcome),
     /// The fast path has translated and counted the packet, which passes the hook. (In the XDP program, the frame
-    /// leaves through its exit.) Counting the packet after the return from the fast path would cost several
-    /// nanoseconds: the CPU waits for the memory of the counter there, and has nothing else to do.
+    /// leaves through its exit.) The fast path counts the packet because counting it after the return would cost
+    /// several nanoseconds: the CPU would wait for the memory of the counter, and have nothing else to do.
     Counted,
     /// The headers are unusual or truncated, or there is no Ethernet header: the slow path has to parse the packet.
     NotPlain,
@@ -74,8 +74,8 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
                 Forwarded::NeedsRoute | Forwarded::NeedsProxyHeader => stored(&plain, FastPath::HasFlow),
             }
         }
-        None if hook == Hook::Egress && !needs_slow_path(skb, &plain) => FastPath::Done(Outcome::NoService),
-        None if hook == Hook::Egress => stored(&plain, FastPath::NoFlow),
+        None if hook.is_egress() && !needs_slow_path(skb, &plain, hook) => FastPath::Done(Outcome::NoService),
+        None if hook.is_egress() => stored(&plain, FastPath::NoFlow),
         None if has_no_service(&plain) && !decapsulate::may_be_tunnel(Outcome::NoService, &plain) => {
             FastPath::Done(Outcome::NoService)
         }
@@ -92,7 +92,7 @@ pub(crate) fn has_no_service_by_filter(skb: &Skb, hook: Hook) -> bool {
     let Some(filter) = Filter::get().filter(|_| skb.layer == Layer::Ethernet) else { return false };
     match hook {
         Hook::Ingress => is_plain_and(skb, NotAtIngress(filter)),
-        Hook::Egress => is_plain_and(skb, NoFlow(filter)),
+        Hook::Egress | Hook::Catch => is_plain_and(skb, NoFlow(filter)),
     }
 }
 
@@ -120,8 +120,8 @@ impl TupleRule for NotAtIngress {
 
 /// Whether a packet that leaves the node without a flow is translated nevertheless.
 #[inline(always)]
-fn needs_slow_path(skb: &Skb, packet: &Packet) -> bool {
-    of_node::begins(skb, packet) || dns::is_answer(skb, &packet.tuple)
+fn needs_slow_path(skb: &Skb, packet: &Packet, hook: Hook) -> bool {
+    of_node::begins(skb, packet, hook) || dns::is_answer(skb, &packet.tuple)
 }
 
 /// Counts a packet that passes the hook. The caller handles and counts all others.

@@ -1,6 +1,6 @@
 //! ICMP errors about translated packets: routers and hosts quote the packet that they received, but the receiver of
-//! the error must find the packet that it sent. So the programs translate the quote; path MTU discovery through a VIP
-//! depends on that.
+//! the error must find in the quote the packet that it has sent. So the programs translate the quote; path MTU
+//! discovery through a VIP depends on that.
 
 use lb_common::{
     Address, Outcome,

@@ -33,7 +33,7 @@ pub(crate) fn is_of_vlan(skb: &Skb, l3: u32) -> bool {
     l3 > lengths::ETHERNET || has_vlan_beside(skb)
 }
 
-/// Whether the skb has the tag of a VLAN outside the frame.
+/// Whether the skb holds a tag that names a VLAN, outside the frame.
 #[inline(always)]
 fn has_vlan_beside(skb: &Skb) -> bool {
     // SAFETY: the context is valid for the whole run of the program.
@@ -65,8 +65,8 @@ pub(crate) fn is_to<F: Frame>(frame: &F, mac: &[u8; 6]) -> bool {
     difference(a, d) | difference(b, e) | difference(c, f) == 0
 }
 
-/// Whether frames for the node on this device have this MAC address, given as three words in network byte order: 1 or
-/// 0. (A global function: the verifier checks it once.)
+/// Returns 1 if frames that reach the node through this device have this destination address, given as three words of
+/// 16 bits in network byte order; else 0. (A global function: the verifier checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn has_mac(device: u32, a: u32, b: u32, c: u32) -> u32 {

@@ -57,7 +57,7 @@ pub(super) static AFFINITY: LruHashMap<ServiceClient, Affinity, { capacity::AFFI
 #[btf_map]
 pub(super) static VIPS: HashMap<Address, Vip, { capacity::VIPS }, NO_PREALLOC> = HashMap::new();
 
-/// Networks whose clients may use a service port, at those of its frontends that have source ranges.
+/// Networks whose clients may use a service port. They apply to those frontends of the port that have source ranges.
 #[btf_map]
 pub(super) static SOURCE_RANGES: LpmTrie<SourceRange, u32, { capacity::SOURCE_RANGES }, NO_PREALLOC> =
     LpmTrie::new();
@@ -121,10 +121,10 @@ pub(super) fn inner_packet() -> Result<&'static mut Packet, Outcome> {
 fn nth_packet(slot: u32) -> Result<&'static mut Packet, Outcome> {
     let packet = PACKET.get_ptr_mut(slot).ok_or(Outcome::RewriteFailed)?;
     // SAFETY: the slot belongs to this CPU alone, and programs on these hooks run with bottom halves disabled, so no
-    // other of them runs on it before this one ends. Two borrows of a slot are never in use at the same time. The fast
-    // path stores a packet in slot 0 before the slow path (`process_slow`, or `decide` of XDP) borrows the slot; other
-    // code borrows slot 0 only after the last use of that borrow. `decapsulate` or `tunnel_error` borrows slot 1, never
-    // both for one packet. The kernel fills new maps with zeros, a valid packet.
+    // other such program runs on this CPU before this one ends. Two borrows of a slot are never in use at the same
+    // time. The fast path stores a packet in slot 0 before the slow path (`process_slow`, or `decide` of XDP) borrows
+    // the slot; other code borrows slot 0 only after the last use of that borrow. `decapsulate` or `tunnel_error`
+    // borrows slot 1, never both for one packet. The kernel fills new maps with zeros, a valid packet.
     Ok(unsafe { &mut *packet })
 }
 

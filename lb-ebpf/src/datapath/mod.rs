@@ -3,7 +3,7 @@
 //! Both tc hooks run [`process`]. The programs translate a client's packets at the ingress of the device through which
 //! the packets enter the node (DNAT), before the stack routes them. They translate replies back at the egress of that
 //! device, after the stack has routed them. So packets at the device of a backend have the backend's own address, and
-//! reverse path filters check the address of the sender itself. (Flows that begin at the catch device are
+//! reverse path filters never see a virtual address. (Flows that begin at the catch device are
 //! [caught](lb_common::conntrack::flow_flags::CAUGHT) instead.) If the client address must not reach the backend, a
 //! second translation replaces it where packets leave the node towards the backend: see [`flow::masquerade`].
 //!

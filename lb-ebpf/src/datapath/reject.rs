@@ -1,4 +1,4 @@
-//! Answers in place of a backend: rejections, so that clients fail at once instead of hanging, ICMP errors about
+//! Answers in place of a backend: rejections (so that clients fail at once instead of hanging), ICMP errors about
 //! packets of routed and tunnelled flows, and echo replies of virtual addresses.
 
 use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_ktime_get_coarse_ns};
@@ -87,7 +87,8 @@ pub(super) fn icmp_error(
 /// The time at which the bucket of [`icmp_limit`] will be full again, in ns of the coarse clock.
 static mut FULL_AT: u64 = 0;
 
-/// Whether the node may send another ICMP error now: 1 or 0. (A global function: the verifier checks it once.)
+/// Takes a token for an ICMP error; returns 1, or 0 if the node may send no other one now. (A global function: the
+/// verifier checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn reject_may_send_error() -> u32 {
@@ -97,7 +98,7 @@ extern "C" fn reject_may_send_error() -> u32 {
     let full_at = unsafe { (&raw const FULL_AT).read_volatile() };
     let Some(full_at) = icmp_limit::BUCKET.take(full_at, now) else { return 0 };
     // SAFETY: one volatile store of an aligned `u64`, which is never torn. If two CPUs store at the same time, their
-    // two errors have taken one token together, so the node sends one more than the limit.
+    // two errors have taken one token together, so the node sends one error more than the limit allows.
     unsafe { (&raw mut FULL_AT).write_volatile(full_at) };
     1
 }

@@ -102,8 +102,8 @@ fn with_checksum(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outc
     Ok(())
 }
 
-/// Writes the ports of a packet whose checksum the device probably computes. The kernel does not show whether it does,
-/// so the kernel's helper function updates the checksum.
+/// Writes the ports of a packet whose checksum the device probably computes. The kernel does not show whether the
+/// device computes it, so the kernel's helper function updates the checksum.
 #[inline(never)]
 fn with_checksum_of_device(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     let l4 = packet.headers.l4;

@@ -1,10 +1,7 @@
 //! Settings of the node.
 
 use lb_common::{Address, Service, Settings, settings_flags};
-use lb_ebpf::rules::{
-    admission::{self, Admission},
-    client::{self, ClientSide},
-};
+use lb_ebpf::rules::client::{self, ClientSide};
 
 use super::{
     context::HookContext,
@@ -18,19 +15,22 @@ pub(crate) fn current() -> Option<&'static Settings> {
     SETTINGS.get(slot).filter(|settings| settings.ports != 0)
 }
 
-/// The record of the service for this client, and whether the client is internal. If the service treats all clients
-/// alike, the function does not check this, and the client counts as external.
+/// The record of the service for this client, and whether the client is internal: [`client::for_client`].
 #[inline(always)]
 pub(super) fn for_client(context: &HookContext, client: &Address, service: Service) -> (Service, bool) {
-    let internal = service.depends_on_client() && side(context.device, client).is_internal();
-    (service.for_client(internal), internal)
+    client::for_client(service, || is_internal(context, client))
 }
 
-/// Whether a client may use Services at all.
+/// Whether `--deny-source` contains the client.
 #[inline(always)]
-pub(super) fn admits(context: &HookContext, client: &Address) -> Admission {
-    let is_internal = || side(context.device, client).is_internal();
-    admission::source(|| is_in(client, Ranges::Denied), is_internal)
+pub(super) fn is_denied(client: &Address) -> bool {
+    is_in(client, Ranges::Denied)
+}
+
+/// Whether the client is internal.
+#[inline(always)]
+pub(super) fn is_internal(context: &HookContext, client: &Address) -> bool {
+    side(context.device, client).is_internal()
 }
 
 /// Whether a packet with this source, from this device, comes from an internal client.
@@ -49,7 +49,7 @@ pub(crate) fn is_in_service_range(address: &Address) -> bool {
     is_in(address, Ranges::Service)
 }
 
-/// Whether the address is one of a node that may send tunnelled packets.
+/// Whether the address belongs to a node that may send tunnelled packets.
 #[inline(always)]
 pub(crate) fn is_peer(address: &Address) -> bool {
     // SAFETY: the program does not read the element.

@@ -158,8 +158,8 @@ impl Skb {
         self.ctx.store(offset as usize, value, 0).map_err(|_| Outcome::RewriteFailed)
     }
 
-    /// Writes `value` at `offset`, and updates a checksum over the whole frame that the device may have computed
-    /// (`CHECKSUM_COMPLETE`).
+    /// Writes `value` at `offset`, and updates the checksum that the device may have computed over everything after the
+    /// Ethernet header (`CHECKSUM_COMPLETE`).
     #[inline(always)]
     pub(super) fn store_summed<T: Header>(&mut self, offset: u32, value: &T) -> Result<(), Outcome> {
         self.ctx
@@ -201,8 +201,8 @@ impl Skb {
         if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 
-    /// Overwrites the beginning of the packet with a frame. A checksum over the whole packet that the device may have
-    /// computed (`CHECKSUM_COMPLETE`) does not cover the Ethernet header.
+    /// Overwrites the beginning of the packet with a frame. The checksum that the device may have computed
+    /// (`CHECKSUM_COMPLETE`) does not cover the Ethernet header, so only the write of the rest updates the checksum.
     #[inline(always)]
     pub(super) fn store_frame<const N: usize>(&mut self, frame: &[u8; N]) -> Result<(), Outcome> {
         const { assert!(N > lengths::ETHERNET as usize) };
@@ -221,21 +221,23 @@ impl Skb {
     /// Copies `length` bytes, beginning at `offset`, to the start of `bytes`.
     #[inline(always)]
     pub(super) fn load_bytes(&self, offset: u32, bytes: &mut [u8], length: u32) -> Result<(), Outcome> {
-        // SAFETY: the helper writes `length` bytes to the slice, which the verifier checks against the memory that it
-        // points to; the kernel checks `offset`.
+        // SAFETY: the helper writes `length` bytes to the slice; the verifier checks `length` against the memory of the
+        // slice, and the kernel checks `offset`.
         let result =
             unsafe { bpf_skb_load_bytes(self.ctx.skb.skb.cast(), offset, bytes.as_mut_ptr().cast(), length) };
         if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 
-    /// Adds `delta` to the IPv4 header checksum at `offset`.
+    /// Updates the IPv4 header checksum at `offset` for a change that adds `delta` to the one's complement sum of the
+    /// header.
     #[inline(always)]
     pub(super) fn update_ip_checksum(&mut self, offset: u32, delta: u16) -> Result<(), Outcome> {
         self.ctx.l3_csum_replace(offset as usize, 0, u64::from(delta), 0).map_err(|_| Outcome::RewriteFailed)
     }
 
-    /// Adds `delta` to a transport checksum. `pseudo` marks a change of the pseudo header: an offloaded checksum
-    /// (`CHECKSUM_PARTIAL`) covers only the pseudo header so far.
+    /// Updates a transport checksum for a change that adds `delta` to its one's complement sum. `pseudo` marks a change
+    /// of the pseudo header: the kernel applies only such a change to an offloaded checksum (`CHECKSUM_PARTIAL`), which
+    /// covers only the pseudo header so far.
     #[inline(always)]
     pub(super) fn update_checksum(
         &mut self,
@@ -255,13 +257,13 @@ impl Skb {
         Checksum::of(self.ctx.skb.skb)
     }
 
-    /// Adds `delta` to the sum over the frame that the device may have computed (`CHECKSUM_COMPLETE`): for a change
-    /// that no checksum in the packet compensates.
+    /// Adds `delta` to the checksum that the device may have computed over everything after the Ethernet header
+    /// (`CHECKSUM_COMPLETE`): for a change that no checksum in the packet compensates.
     #[inline(always)]
     pub(super) fn update_frame_sum(&mut self, delta: u16) {
         if self.checksum().may_have_frame_sum() {
-            // SAFETY: the context is that of this program, and the helper moves nothing. It returns an error if the skb
-            // has no such sum, which is no failure.
+            // SAFETY: the context is that of this program, and the helper does not move packet data. Its error only
+            // means that the device has computed no such checksum, so there is nothing to update.
             let _result = unsafe { bpf_csum_update(self.ctx.skb.skb, u32::from(delta)) };
         }
     }
@@ -310,7 +312,7 @@ impl Skb {
             unsafe { bpf_clone_redirect(self.ctx.skb.skb, self.context().device, u64::from(BPF_F_INGRESS)) };
     }
 
-    /// Makes the packet enter the node through the device that it leaves by.
+    /// Makes the packet enter the node through the device on whose hook this program runs.
     #[inline(always)]
     pub(crate) fn turn_round(&mut self) -> Result<(), Outcome> {
         // SAFETY: the helper takes two numbers, and returns an error for a wrong one.
@@ -370,8 +372,8 @@ impl Skb {
         headers + payload
     }
 
-    /// Whether the packet has a VLAN tag beside the frame, which the device or the kernel has taken out of it. The tag
-    /// may name no VLAN and only have a priority.
+    /// Whether the packet has a VLAN tag that the device or the kernel has moved out of the frame into the `sk_buff`.
+    /// The tag may name no VLAN and only have a priority.
     #[inline(always)]
     pub(super) fn is_tagged(&self) -> bool {
         // SAFETY: the context is valid for the whole run of the program.

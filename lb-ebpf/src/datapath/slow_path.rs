@@ -78,10 +78,10 @@ pub(super) fn process(
     }
     let (flow, is_first) = match known {
         Some(flow) if is_same_flow(skb, packet, flow, hook)? => (flow, false),
-        Some(flow) if begins_only_at_ingress(flow, hook == Hook::Egress) => {
+        Some(flow) if begins_only_at_ingress(flow, hook.is_egress(), hook == Hook::Catch) => {
             return Err(Outcome::NoService);
         }
-        _ if hook == Hook::Egress => (create_of_node(skb, packet, earlier)?, false),
+        _ if hook.is_egress() => (create_of_node(skb, packet, hook, earlier)?, false),
         _ => (create_flow(skb, packet, earlier)?, true),
     };
     let outcome = match translate_slow(skb, packet, flow, hook, is_first) {
@@ -100,7 +100,7 @@ fn is_same_flow(skb: &Skb, packet: &Packet, flow: &Flow, hook: Hook) -> Result<b
     let bypasses_vip = || conntrack::bypasses_vip(packet, flow);
     let is_new =
         || conntrack::is_new_connection(&skb.context(), packet, flow) || proxy_protocol::is_lost(flow);
-    match relation(flow, hook == Hook::Egress, bypasses_vip, is_new) {
+    match relation(flow, hook.is_egress(), bypasses_vip, is_new) {
         Relation::Same => Ok(true),
         Relation::New => Ok(false),
         Relation::OtherHook => Err(Outcome::OtherHook),
@@ -133,8 +133,13 @@ fn create_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static
 /// connection needs a flow if another flow already has its source port, or if an earlier connection with the same tuple
 /// had a flow (`earlier`). Answers of the DNS server are translated without a flow.
 #[inline(always)]
-fn create_of_node(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static mut Flow, Outcome> {
-    if !earlier && !of_node::begins(skb, packet) {
+fn create_of_node(
+    skb: &mut Skb,
+    packet: &Packet,
+    hook: Hook,
+    earlier: bool,
+) -> Result<&'static mut Flow, Outcome> {
+    if !earlier && !of_node::begins(skb, packet, hook) {
         let is_answer = dns::is_answer(skb, &packet.tuple);
         return Err(if is_answer { dns::answer(skb, packet) } else { Outcome::NoService });
     }
@@ -155,7 +160,7 @@ fn translate_slow(
     is_first: bool,
 ) -> Forwarded {
     // A caught flow is translated at the egress of the catch device. Its first packet has already passed that hook, so
-    // this hook translates the packet in its place.
+    // this hook, at ingress, translates the packet as the egress hook would.
     let hook = if is_first && is_catch(&device::info(skb.context().device)) { Hook::Egress } else { hook };
     if let Err(outcome) = fragments::remember(skb, packet, hook) {
         return Forwarded::Done(outcome);

@@ -14,7 +14,7 @@ pub(crate) fn count(outcome: Outcome) {
     }
 }
 
-/// Counts a system call with this outcome. A program on a packet may interrupt the calling program on the same CPU.
+/// Counts a system call with this outcome. A program on a packet may interrupt the caller on the same CPU.
 #[inline(always)]
 pub(crate) fn count_preempted(outcome: Outcome) {
     if let Some(counter) = STATS.get_ptr_mut(outcome as u32) {

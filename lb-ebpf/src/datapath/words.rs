@@ -44,7 +44,8 @@ pub(super) fn are_equal<const WORDS: usize>(left: [u32; WORDS], right: [u32; WOR
 /// Adds to a word in one step.
 ///
 /// # Safety
-/// The pointer leads to an aligned word of a map value, which is changed atomically only, or on this CPU only.
+/// The pointer leads to an aligned word of a map value. All programs change this word atomically, or only programs on
+/// this CPU change it.
 #[inline(always)]
 pub(crate) unsafe fn add(word: *mut u64, difference: u64) {
     // SAFETY: the caller passes an aligned word of a map value, and the instruction changes that word atomically.

@@ -1,4 +1,4 @@
-//! Tunnels between nodes: the headers of a client's packet on its way to the node of its backend.
+//! Tunnels between nodes: the headers of a client's packet on the way to the backend's node.
 //!
 //! Either IP in IP (RFC 2003, RFC 2473), or variant 1 of GUE (draft-ietf-intarea-gue §4): a datagram whose payload is
 //! the packet, without a GUE header. The outer header is always of the same family as the packet.
@@ -24,7 +24,7 @@ use crate::{
     reject::{host_unreachable, is_too_big, too_big},
 };
 
-/// The tunnel that a packet came through.
+/// The tunnel that a packet came through, or that an ICMP error is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tunnel {
     /// The address of the node that sent the packet into the tunnel.
@@ -85,11 +85,11 @@ pub const fn overhead(is_v4: bool, is_gue: bool) -> u32 {
     network + if is_gue { lengths::UDP } else { 0 }
 }
 
-/// The first 8 bytes of the ICMP error for the sender of a packet, if an ICMP error about the packet's tunnel begins with
-/// `about_tunnel`; checksum still 0. `overhead` is the number of bytes that the tunnel adds. `None` if the error says
-/// nothing about the path.
+/// Turns an ICMP error about a tunnel, whose first 8 bytes are `about_tunnel`, into an error for the sender of the
+/// packet in the tunnel. Returns the first 8 bytes of the new error, checksum still 0; `None` if the given error says
+/// nothing usable about the path. `overhead` is the number of bytes that the tunnel adds.
 ///
-/// An MTU becomes that inside the tunnel. Every other failure becomes "host unreachable" or "address unreachable",
+/// An MTU becomes the MTU inside the tunnel. Every other failure becomes "host unreachable" or "address unreachable",
 /// because the sender knows neither the tunnel's protocol nor its hop limit (RFC 2003 §4, RFC 2473 §8).
 #[inline(always)]
 pub fn error_for_sender(about_tunnel: &[u8; 8], is_v4: bool, overhead: u32) -> Option<[u8; 8]> {
@@ -120,8 +120,9 @@ const LEAST_MTU_V4: u32 = 68;
 /// The smallest MTU of an IPv6 link in bytes (RFC 8200 §5). Senders treat a smaller MTU as this one.
 const LEAST_MTU_V6: u32 = 1280;
 
-/// The source port of the GUE datagrams that carry a flow, a dynamic port (RFC 6335 §6): routers and network cards that
-/// hash ports spread flows over paths, and keep the packets of each flow in order.
+/// The source port of the GUE datagrams that carry a flow: a dynamic port (RFC 6335 §6) that a hash of the flow's
+/// client and ports chooses. So routers and network cards that hash ports spread flows over paths, and keep the packets
+/// of each flow in order.
 #[inline(always)]
 pub fn source_port(from: &Tuple) -> u16 {
     let ports = u32::from(from.source_port) << 16 | u32::from(from.destination_port);
@@ -162,9 +163,9 @@ impl Outer {
         self.port != 0
     }
 
-    /// The header of a tunnel over IPv4, with "don't fragment": its identification is always 0, so fragments could not
-    /// be told apart, and a router whose MTU is too small sends an ICMP error to this node. Drops are the only
-    /// congestion signal (RFC 6040 §4.1, compatibility mode).
+    /// The header of a tunnel over IPv4. It has "don't fragment", because the identification is always 0 and fragments
+    /// could not be told apart; a router whose MTU is too small sends an ICMP error to this node. The header clears the
+    /// ECN bits, so drops are the only congestion signal (RFC 6040 §4.1, compatibility mode).
     #[inline(always)]
     pub fn ipv4(&self) -> Ipv4Hdr {
         let mut header = Ipv4Hdr {

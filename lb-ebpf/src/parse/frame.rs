@@ -132,8 +132,8 @@ pub fn v4_address(bytes: &[u8; 4]) -> Address {
     Address::from_v4_word(word(bytes))
 }
 
-/// A TCP header (RFC 9293 §3.1), multi-byte fields in network byte order. The type in `network-types` hides the flags
-/// in a bit field that is read bit by bit.
+/// A TCP header (RFC 9293 §3.1), multi-byte fields in network byte order. (The type in `network-types` is not used,
+/// because it hides the flags in a bit field, from which they are read bit by bit.)
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TcpHeader {

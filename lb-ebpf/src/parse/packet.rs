@@ -13,7 +13,7 @@ use super::frame::{Frame, half_word, lengths};
 pub enum Layer {
     /// After an Ethernet header, and VLAN tags if there are any.
     Ethernet,
-    /// At offset 0: a device without link-layer header (tun, WireGuard, IPIP, …).
+    /// At the beginning: the device has no link-layer header (tun, WireGuard, IPIP, …).
     Ip,
 }
 
@@ -39,11 +39,20 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Whether a TCP or UDP packet that has an entry neither begins a new flow nor ends the flow of that entry. Then
-    /// the programs need no other entry.
+    /// Whether a TCP or UDP packet whose tuple has an entry neither begins a new flow nor ends the flow of that entry.
+    /// If so, that entry is the only one that the programs need for the packet.
     #[inline(always)]
     pub fn continues_flow(&self) -> bool {
         self.body != Body::Tcp || self.segment.continues()
+    }
+
+    /// Whether XDP and direct forwarding may send on the packet, bypassing the stack: it is a TCP or UDP packet, in a
+    /// frame without VLAN tag (a tagged one is for a VLAN device on top of this one), and not fragmented.
+    #[inline(always)]
+    pub fn may_bypass_stack(&self) -> bool {
+        self.body.may_bypass_stack()
+            && self.headers.l3 == lengths::ETHERNET
+            && self.fragment.part == Part::Whole
     }
 
     /// The part of its datagram that a fragment carries; `None` if the frame ends within the header that holds the
@@ -153,6 +162,16 @@ pub enum Body {
     IcmpError,
     /// An ICMP echo request.
     Echo,
+}
+
+impl Body {
+    /// Whether a packet with this kind of payload may bypass the stack: one of the conditions of
+    /// [`Packet::may_bypass_stack`]. SCTP may not: its checksum covers the whole packet, and
+    /// [`transport`](crate::rewrite::transport) cannot update it.
+    #[inline(always)]
+    pub const fn may_bypass_stack(self) -> bool {
+        matches!(self, Self::Tcp | Self::Udp)
+    }
 }
 
 /// The packet that an ICMP error quotes.

@@ -68,7 +68,7 @@ fn decided(frame: &[u8]) -> Option<Tuple> {
     note.0.get()
 }
 
-/// The plain parser does not read the identification, which only fragments need.
+/// Clears the identification of a whole datagram: the plain parser does not read it, because only fragments need it.
 const fn without_identification(packet: Packet) -> Packet {
     match packet.fragment.part {
         Part::Whole => Packet { fragment: Fragment { identification: 0, ..packet.fragment }, ..packet },

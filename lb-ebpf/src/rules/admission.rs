@@ -1,6 +1,11 @@
 //! Whether a flow may begin.
+//!
+//! For a packet, [`first_packet`] decides first, by the record of the frontend; then [`packet`], by the record [for the
+//! client](super::client::for_client); then the [limits](super::limit).
 
 use lb_common::{FrontendKind, Outcome, Service, conntrack::Segment, handover, protocol, service_flags};
+
+use crate::parse::Body;
 
 /// Whether a flow may begin, or why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +35,10 @@ pub enum Admission {
     LeftToPackets = 10,
     /// The backend gets a PROXY protocol header, and no program on packets could send it.
     NoProxyHeader = 11,
+    /// A later fragment: the first one was not translated, so this one must not be.
+    UnknownFragment = 12,
+    /// The programs of an earlier map layout, which run next on the hook, decide: the flow may be in their maps.
+    LeftToEarlier = 13,
 }
 
 impl Admission {
@@ -40,6 +49,8 @@ impl Admission {
             Self::Admitted => return Ok(()),
             Self::NotSyn | Self::SocketsOnly | Self::StraySynAck | Self::LeftToPackets => Outcome::NoService,
             Self::NoProxyHeader => Outcome::NoProxyHeader,
+            Self::UnknownFragment => Outcome::UnknownFragment,
+            Self::LeftToEarlier => Outcome::LeftToEarlier,
             Self::StrayReset => Outcome::StrayReset,
             Self::InvalidFlags => Outcome::InvalidFlags,
             Self::SourceNotAllowed => Outcome::SourceNotAllowed,
@@ -55,6 +66,43 @@ pub const fn rejection(protocol: u8) -> Outcome {
     if protocol == protocol::TCP { Outcome::RejectTcp } else { Outcome::RejectUdp }
 }
 
+/// The first check of a packet of no flow: whether it may begin a flow of this service. It consists of
+/// [`is_left_to_earlier`], [`first_segment`] and [`source`], in this order; none of them needs the record for the
+/// client. `handover` is the element of `HANDOVER`.
+#[inline(always)]
+pub fn first_packet(
+    handover: u32,
+    body: Body,
+    segment: &Segment,
+    service: &Service,
+    is_denied: impl FnOnce() -> bool,
+    is_internal: impl FnOnce() -> bool,
+) -> Admission {
+    let connection = matches!(body, Body::Tcp | Body::Sctp);
+    if is_left_to_earlier(handover, connection, segment) {
+        return Admission::LeftToEarlier;
+    }
+    let admission = match body {
+        Body::LaterFragment => Admission::UnknownFragment,
+        Body::Tcp | Body::Sctp => first_segment(segment, service),
+        Body::Udp | Body::IcmpError | Body::Echo => Admission::Admitted,
+    };
+    if admission == Admission::Admitted { source(is_denied, is_internal) } else { admission }
+}
+
+/// The second check, for a packet that [`first_packet`] admits: whether it may begin a flow. It consists of
+/// [`packets_of`] and [`handshake`], in this order. `service` is the record for this client.
+#[inline(always)]
+pub fn packet(
+    segment: &Segment,
+    protocol: u8,
+    service: &Service,
+    in_source_ranges: impl FnOnce() -> bool,
+) -> Admission {
+    let admission = packets_of(service, in_source_ranges);
+    if admission == Admission::Admitted { handshake(segment, protocol, service) } else { admission }
+}
+
 /// Whether a TCP or SCTP flow may begin with this segment. (A UDP flow may begin with any datagram.)
 ///
 /// Segments in the middle of a connection may begin a flow: the entries of the connection may be lost, or on another
@@ -62,9 +110,14 @@ pub const fn rejection(protocol: u8) -> Outcome {
 /// connection of the node, or one that netfilter masquerades, whose source port is the service's port.
 #[inline(always)]
 pub const fn first_segment(segment: &Segment, service: &Service) -> Admission {
-    if service.requires_syn() && !segment.is_syn() {
-        Admission::NotSyn
-    } else if segment.is_rst() {
+    if service.requires_syn() && !segment.is_syn() { Admission::NotSyn } else { tunnelled_segment(segment) }
+}
+
+/// Whether a TCP or SCTP flow may begin with this segment, which another node has sent here through a tunnel. That node
+/// has checked whether the service requires a SYN.
+#[inline(always)]
+pub const fn tunnelled_segment(segment: &Segment) -> Admission {
+    if segment.is_rst() {
         Admission::StrayReset
     } else if !segment.is_valid() {
         Admission::InvalidFlags
@@ -79,8 +132,8 @@ pub fn source(is_denied: impl FnOnce() -> bool, is_internal: impl FnOnce() -> bo
     if is_denied() && !is_internal() { Admission::SourceNotAllowed } else { Admission::Admitted }
 }
 
-/// Whether the service accepts packets of a client: the rule [`clients`], except that frontends for sockets accept no
-/// packet. `service` is the record for this client.
+/// Whether the service accepts packets of a client, and has a backend for them: the rule [`clients`], except that
+/// frontends for sockets accept no packet. `service` is the record for this client.
 #[inline(always)]
 pub fn packets_of(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Admission {
     if service.flags & service_flags::SOCKETS_ONLY != 0 {
@@ -89,8 +142,8 @@ pub fn packets_of(service: &Service, in_source_ranges: impl FnOnce() -> bool) ->
     clients(service, in_source_ranges)
 }
 
-/// Whether the service accepts a client: the rule for system calls, and part of the rule for packets. `service` is the
-/// record for this client.
+/// Whether the service accepts a client, and has a backend for it: the rule for system calls, and part of the rule for
+/// packets. `service` is the record for this client.
 #[inline(always)]
 pub fn clients(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Admission {
     if is_outside_source_ranges(service, in_source_ranges) {
@@ -194,9 +247,53 @@ mod tests {
             (SYN | FIN, InvalidFlags, InvalidFlags),
         ] {
             assert_eq!(first_segment(&segment(flags), &service(0, 1)), anywhere, "{flags}");
+            assert_eq!(tunnelled_segment(&segment(flags)), anywhere, "{flags}");
             for record in [node_port, service(service_flags::SYN_ONLY, 1)] {
                 assert_eq!(first_segment(&segment(flags), &record), at_node, "{flags}");
             }
+        }
+    }
+
+    #[test]
+    fn first_packets_are_checked_in_this_order() {
+        use Admission::{Admitted, LeftToEarlier, NotSyn, SourceNotAllowed, StrayReset, UnknownFragment};
+        use handover::{CREATES_FLOWS, EARLIER_CREATES_FLOWS, OVER};
+        let syn_only = service_flags::SYN_ONLY;
+        for (mode, body, flags, service_flags, denied, expected) in [
+            (OVER, Body::Tcp, SYN, 0, false, Admitted),
+            (OVER, Body::Tcp, SYN, 0, true, SourceNotAllowed),
+            (OVER, Body::Tcp, RST, 0, true, StrayReset),
+            (OVER, Body::Tcp, SYN | RST, 0, false, StrayReset),
+            (OVER, Body::Tcp, RST, syn_only, true, NotSyn),
+            (OVER, Body::Udp, 0, syn_only, false, Admitted),
+            (OVER, Body::Udp, 0, syn_only, true, SourceNotAllowed),
+            (OVER, Body::LaterFragment, 0, 0, true, UnknownFragment),
+            (CREATES_FLOWS, Body::Tcp, RST, 0, true, LeftToEarlier),
+            (CREATES_FLOWS, Body::Sctp, SYN, 0, true, SourceNotAllowed),
+            (CREATES_FLOWS, Body::LaterFragment, 0, 0, true, UnknownFragment),
+            (EARLIER_CREATES_FLOWS, Body::LaterFragment, 0, 0, true, LeftToEarlier),
+        ] {
+            let record = service(service_flags, 1);
+            let found = first_packet(mode, body, &segment(flags), &record, || denied, || false);
+            assert_eq!(found, expected, "{mode}, {body:?}, {flags}, {service_flags}, {denied}");
+        }
+    }
+
+    #[test]
+    fn packets_are_checked_by_client_before_handshake() {
+        use Admission::{Admitted, NoBackends, SourceNotAllowed, StraySynAck, UnknownConnection};
+        use service_flags::{RESET_UNKNOWN, SOURCE_RANGES};
+        for (flags, service_flags, backends, expected) in [
+            (SYN, SOURCE_RANGES, 1, SourceNotAllowed),
+            (SYN | ACK, SOURCE_RANGES, 1, SourceNotAllowed),
+            (SYN | ACK, 0, 0, NoBackends),
+            (SYN | ACK, 0, 1, StraySynAck),
+            (ACK, RESET_UNKNOWN, 0, NoBackends),
+            (ACK, RESET_UNKNOWN, 1, UnknownConnection),
+            (SYN, RESET_UNKNOWN, 1, Admitted),
+        ] {
+            let found = packet(&segment(flags), protocol::TCP, &service(service_flags, backends), || false);
+            assert_eq!(found, expected, "{flags}, {service_flags}, {backends} backends");
         }
     }
 
@@ -301,6 +398,8 @@ mod tests {
             (Admission::NoBackends, Outcome::RejectTcp, Outcome::RejectUdp),
             (Admission::StraySynAck, Outcome::NoService, Outcome::NoService),
             (Admission::UnknownConnection, Outcome::RejectTcp, Outcome::RejectUdp),
+            (Admission::UnknownFragment, Outcome::UnknownFragment, Outcome::UnknownFragment),
+            (Admission::LeftToEarlier, Outcome::LeftToEarlier, Outcome::LeftToEarlier),
         ] {
             assert_eq!(admission.allow(protocol::TCP), Err(tcp));
             assert_eq!(admission.allow(protocol::UDP), Err(udp));

@@ -29,7 +29,7 @@ pub enum Reaction {
     Pass = 0,
     /// The answer goes to the machine that asked, in place of the question.
     Answer = 1,
-    /// The answer goes to all nodes, because the machine that asked has no address.
+    /// The answer goes to all machines on the network (ff02::1), because the machine that asked has no address.
     AnswerAll = 2,
     /// The program notes the conflict, which ends the node's right to answer. The packet goes on untouched.
     Yield = 3,

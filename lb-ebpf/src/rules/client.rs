@@ -35,6 +35,14 @@ pub fn side(by_address: impl FnOnce() -> bool, by_device: impl FnOnce() -> bool)
     }
 }
 
+/// The record of the service for a client, and whether the client is internal. If the service treats all clients alike,
+/// the function does not call `is_internal`, and the client counts as external.
+#[inline(always)]
+pub fn for_client(service: Service, is_internal: impl FnOnce() -> bool) -> (Service, bool) {
+    let internal = service.depends_on_client() && is_internal();
+    (service.for_client(internal), internal)
+}
+
 /// Whether backends on other nodes answer the client directly (direct server return).
 #[inline(always)]
 pub const fn is_answered_directly(service: &Service, internal: bool) -> bool {
@@ -59,6 +67,23 @@ mod tests {
             let found = side(|| by_address, || by_device);
             assert_eq!((found, found.is_internal()), (expected, internal));
         }
+    }
+
+    #[test]
+    fn clients_are_looked_at_only_for_services_that_depend_on_them() {
+        use service_flags::{DSR, MASQUERADE, MASQUERADE_EXTERNAL, SHORT_CIRCUIT};
+        let service = |flags| Service { flags, backends_count: 1, internal_count: 2, ..Service::zeroed() };
+        for (flags, internal, backends) in [
+            (SHORT_CIRCUIT, true, 2),
+            (SHORT_CIRCUIT, false, 1),
+            (MASQUERADE_EXTERNAL, true, 1),
+            (DSR, true, 1),
+        ] {
+            let (record, found) = for_client(service(flags), || internal);
+            assert_eq!((record.backends_count, found), (backends, internal), "{flags} {internal}");
+        }
+        let (record, internal) = for_client(service(MASQUERADE), || unreachable!());
+        assert_eq!((record.backends_count, internal), (1, false));
     }
 
     #[test]

@@ -56,7 +56,8 @@ pub fn may_be_query(tuple: &Tuple, part: Part) -> bool {
         && (protocol == protocol::UDP || protocol == protocol::TCP)
 }
 
-/// The outcome of a packet that goes to the server: one query for each datagram and each connection.
+/// The outcome of a packet that goes to the server: [`Outcome::DnsQuery`] for each datagram and for the SYN of each
+/// connection, else [`Outcome::Forward`].
 #[inline(always)]
 pub fn outcome(protocol: u8, segment: &Segment) -> Outcome {
     if protocol != protocol::TCP || segment.is_syn() { Outcome::DnsQuery } else { Outcome::Forward }

@@ -1,12 +1,12 @@
 //! Whether an entry applies to a packet, and whether another flow may replace or evict it.
 
 use lb_common::{
-    Outcome,
+    Outcome, Service,
     conntrack::{Flow, Phase, Pressure, Segment, Tick, Tuple, flow_flags, seconds_left_under, seen},
-    flow_table::Verdict,
+    flow_table::EvictionClass,
 };
 
-use crate::parse::Body;
+use crate::{parse::Body, service::schedule};
 
 /// Whether an entry is stale for a SYN, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,21 @@ pub enum Membership {
     NoService = 3,
 }
 
+impl Membership {
+    /// Whether `service`, the record for the flow's client, still has the flow's backend; `find` returns the backend's
+    /// slot, or [`schedule::NONE`]. (If the service has no record, the caller uses [`Self::NoService`].)
+    #[inline(always)]
+    pub fn of(service: &Service, find: impl FnOnce() -> u32) -> Self {
+        if service.backends_count == 0 {
+            return Self::NoBackends;
+        }
+        match find() {
+            schedule::NONE => Self::Gone,
+            _ => Self::Member,
+        }
+    }
+}
+
 /// How a packet relates to the flow that has its tuple.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
@@ -53,8 +68,8 @@ pub enum Relation {
     New = 3,
 }
 
-/// How a packet at a tc hook (egress, or ingress) relates to the flow that has its tuple. `bypasses_vip` and `is_new`
-/// are called, in this order, only if no earlier condition decides.
+/// How a packet at tc egress (or at tc ingress, if `egress` is false) relates to the flow that has its tuple. The
+/// function calls `bypasses_vip` and `is_new`, in this order, only if no earlier condition decides.
 #[inline(always)]
 pub fn relation(
     flow: &Flow,
@@ -65,7 +80,8 @@ pub fn relation(
     if egress && !is_translated_at(flow, egress) {
         Relation::OtherHook
     } else if flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0 {
-        // The first flow of the connection decides whether a packet begins a new one.
+        // A masqueraded connection has two flows. The programs decide by the first one whether a packet begins a new
+        // connection.
         Relation::Same
     } else if bypasses_vip() {
         Relation::Foreign
@@ -76,12 +92,13 @@ pub fn relation(
     }
 }
 
-/// Whether a flow that replaces this one begins only at tc ingress; asked about flows for which the packet is
-/// [`Relation::New`]. At egress these are flows of the node itself and caught ones. In place of a caught flow, none
-/// begins there: `tc_catch` makes the packet enter the node again, and the program at ingress then creates the flow.
+/// Whether a flow that replaces this one begins only at tc ingress. The caller asks only if the packet is
+/// [`Relation::New`] for this flow. At egress, such a flow is either one of the node itself or a caught one. No flow
+/// replaces a caught flow at egress, and none begins at the egress of the catch device (`catch`): `tc_catch` makes the
+/// packet enter the node again, and the program at ingress then creates the new flow.
 #[inline(always)]
-pub const fn begins_only_at_ingress(flow: &Flow, egress: bool) -> bool {
-    egress && !flow_flags::is_of_node(flow.flags)
+pub const fn begins_only_at_ingress(flow: &Flow, egress: bool, catch: bool) -> bool {
+    catch || egress && !flow_flags::is_of_node(flow.flags)
 }
 
 /// Whether the packet is a SYN from the client. The flow can be stale only for such a packet.
@@ -120,6 +137,14 @@ pub fn staleness(
     }
 }
 
+/// Whether a new flow may get another backend than the one that the scheduler has chosen, because that one has left the
+/// client's earlier SYN unanswered: [`schedule::retried`] decides whether it has. `earlier` is whether the new flow
+/// replaces an entry; `syn_retries` is as for [`staleness`].
+#[inline(always)]
+pub const fn may_be_retried(earlier: bool, syn_retries: u16) -> bool {
+    earlier && syn_retries != 0
+}
+
 /// Whether the segment is a SYN-ACK in the direction of replies. If the flow [has ended](has_ended), the segment
 /// belongs to a connection that bypasses the VIP. (A new connection through the VIP would have replaced the entry.)
 #[inline(always)]
@@ -145,7 +170,7 @@ pub const fn may_begin_at_egress(body: Body, segment: &Segment) -> bool {
 }
 
 /// Whether this flow would take the answers to packets of the node itself; its entry has the tuple of these answers.
-/// The answers of a plain flow have the client's own address, which no socket of the node has.
+/// A plain flow would not: its replies go to the client's own address, which no socket of the node has.
 #[inline(always)]
 pub const fn takes_answers_of_node(flow: &Flow) -> bool {
     flow.is_reply() && flow.flags & flow_flags::AT_EGRESS == 0
@@ -159,13 +184,13 @@ pub fn is_of_other_flow(flow: &Flow, egress: bool, from_node: impl FnOnce() -> b
     egress && flow.flags == flow_flags::AT_EGRESS && !from_node()
 }
 
-/// Whether packets of the flow are translated at this tc hook: egress, or ingress.
+/// Whether packets of the flow are translated at tc egress (or at tc ingress, if `egress` is false).
 #[inline(always)]
 pub const fn is_translated_at(flow: &Flow, egress: bool) -> bool {
     (flow.flags & flow_flags::AT_EGRESS != 0) == egress
 }
 
-/// The outcome of a packet of a flow that is neither routed nor direct.
+/// The outcome of a packet of this flow that the programs translate and pass to the stack.
 #[inline(always)]
 pub const fn translated(flow: &Flow) -> Outcome {
     match flow.flags {
@@ -195,12 +220,12 @@ const PORT_REUSE_UNPROVEN: u32 = 2;
 
 /// Whether a new connection may take the source port of this one. Without such reuse, a busy client or a SYN flood
 /// would use up all ports towards a backend long before the first flow expires. After an orderly end the backend may
-/// still expect late segments, and a backend that has answered a datagram may get another one, so only an `eager`
-/// caller takes the ports of such flows.
+/// still expect late segments, and a backend that has answered a datagram may get another datagram of the flow, so only
+/// an `eager` caller takes the ports of such flows.
 #[inline(always)]
 pub fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool, now: impl FnOnce() -> Tick) -> bool {
     let phase = Phase::of(forward, reply);
-    let idle_for = |ticks| now().0.saturating_sub(phase.last_used(forward, reply).0) > ticks;
+    let idle_for = |ticks| now().0.saturating_sub(phase.last_used(forward, Some(reply)).0) > ticks;
     match phase {
         Phase::Closed => true,
         Phase::TimeWait => eager,
@@ -221,21 +246,22 @@ pub fn frees_port_by_reset(last: &Flow, to: &Tuple) -> bool {
 }
 
 /// Whether a new flow may take the place of this one, if all other places are occupied: it may if this flow has
-/// expired, or would have under the most pressure.
+/// expired, or would have under the most pressure. The entries are those of [`Phase::of_entry`].
 #[inline(always)]
-pub fn eviction(forward: &Flow, reply: &Flow, now: Tick) -> Verdict {
-    let has_expired = |pressure| seconds_left_under(pressure, forward, reply, now) == 0;
+pub fn eviction(entry: &Flow, other: Option<&Flow>, now: Tick) -> EvictionClass {
+    let has_expired = |pressure| seconds_left_under(pressure, entry, other, now) == 0;
     if !has_expired(Pressure::MOST) {
-        Verdict::Keep
+        EvictionClass::Keep
     } else if has_expired(Pressure::NONE) {
-        Verdict::Expired
+        EvictionClass::Expired
     } else {
-        Verdict::Unproven
+        EvictionClass::Unproven
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use bytemuck::Zeroable as _;
     use lb_common::{
         Address,
         conntrack::tcp_flags::{ACK, RST, SYN},
@@ -282,6 +308,26 @@ mod tests {
             forward.syns = syns;
             let found = staleness(&forward, Some(&reply), retries, || membership);
             assert_eq!(found, expected, "seen {seen:?}, {syns} SYNs of {retries}, {membership:?}");
+        }
+    }
+
+    #[test]
+    fn membership_follows_from_the_backends_of_the_service() {
+        use Membership::{Gone, Member, NoBackends};
+        for (backends_count, slot, expected) in
+            [(0, schedule::NONE, NoBackends), (2, 7, Member), (2, 0, Member), (2, schedule::NONE, Gone)]
+        {
+            let service = Service { backends_count, ..Service::zeroed() };
+            assert_eq!(Membership::of(&service, || slot), expected, "{backends_count}, {slot}");
+        }
+    }
+
+    #[test]
+    fn only_flows_that_replace_others_try_another_backend() {
+        for (earlier, syn_retries, expected) in
+            [(true, 3, true), (true, 0, false), (false, 3, false), (false, 0, false)]
+        {
+            assert_eq!(may_be_retried(earlier, syn_retries), expected, "{earlier} {syn_retries}");
         }
     }
 
@@ -336,7 +382,8 @@ mod tests {
             [(CAUGHT, true, true), (CAUGHT, false, false), (AT_EGRESS, true, false), (0, false, false)]
         {
             let flow = Flow { flags, ..pair(TCP, OPENING).0 };
-            assert_eq!(begins_only_at_ingress(&flow, egress), expected, "{flags}, {egress}");
+            assert_eq!(begins_only_at_ingress(&flow, egress, false), expected, "{flags}, {egress}");
+            assert!(begins_only_at_ingress(&flow, true, true), "{flags}, at the catch device");
         }
     }
 
@@ -394,7 +441,7 @@ mod tests {
 
     #[test]
     fn flows_give_way_to_new_ones_once_idle_unless_established() {
-        use Verdict::{Expired, Keep, Unproven};
+        use EvictionClass::{Expired, Keep, Unproven};
         for (protocol, seen, phase) in [
             (TCP, OPENING, Phase::Opening),
             (TCP, TIME_WAIT, Phase::TimeWait),
@@ -409,7 +456,7 @@ mod tests {
             let after = |seconds: u32| {
                 eviction(
                     &forward,
-                    &reply,
+                    Some(&reply),
                     Tick::from_nanos((u64::from(NOW.0) << 30) + u64::from(seconds) * 1_000_000_000),
                 )
             };
@@ -418,6 +465,18 @@ mod tests {
                 assert_eq!((after(keeps + 2), after(expires - 2)), (Unproven, Unproven), "{phase:?}");
             }
             assert_eq!(after(expires + 2), Expired, "{phase:?}");
+        }
+    }
+
+    /// The reverse entry of an established connection can be lost: a GC pass restores it, unless the forward entry is
+    /// gone by then.
+    #[test]
+    fn half_of_an_established_connection_is_not_evicted() {
+        let (forward, reply) = pair(TCP, ESTABLISHED);
+        for half in [&forward, &reply] {
+            assert_eq!(eviction(half, None, NOW), EvictionClass::Keep);
+            let later = Tick(NOW.0 + 3600);
+            assert_eq!(eviction(half, None, later), EvictionClass::Keep);
         }
     }
 

@@ -1,6 +1,10 @@
 //! How packets of a new flow get to their backend.
 
-use lb_common::{Address, Backend, DeviceInfo, Scheduler, Service, backend_flags, device_flags};
+use lb_common::{
+    Address, Backend, DeviceInfo, Scheduler, Service, backend_flags,
+    conntrack::{flow_flags, next_hop_flags},
+    device_flags, service_flags,
+};
 
 /// How the node sends packets of a new flow to their backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +71,21 @@ pub const fn needs_no_entry(is_tunnelled: bool, service: &Service) -> bool {
     is_tunnelled && service.scheduler == Scheduler::Maglev as u8 && !service.requires_syn()
 }
 
+/// The bits of [`flow_flags`] that all flows of the service have, however their packets get to the backend.
+#[inline(always)]
+pub const fn flags_of_service(service: &Service) -> u8 {
+    if service.flags & service_flags::PROXY_PROTOCOL != 0 { flow_flags::PROXY_PROTOCOL } else { 0 }
+}
+
+/// Whether a masqueraded flow with these [`flags_of_service`] may be routed: not with a PROXY protocol header, because
+/// the programs shift sequence numbers only in packets that go through the stack.
+/// ([`Flow::may_bypass_stack`](lb_common::conntrack::Flow::may_bypass_stack) is the rule for flows that are not
+/// routed.)
+#[inline(always)]
+pub const fn may_be_routed(flags_of_service: u8) -> bool {
+    flags_of_service & flow_flags::PROXY_PROTOCOL == 0
+}
+
 /// Whether this is a wire device (it leads to other machines) on which packets may bypass the stack.
 #[inline(always)]
 pub const fn is_wire(device: &DeviceInfo) -> bool {
@@ -80,7 +99,7 @@ pub const fn is_catch(device: &DeviceInfo) -> bool {
 }
 
 /// Whether the client's own device has no programs, so that a flow that begins at `device` is caught. `is_cluster_ip`
-/// is whether the node routes packets to the VIP to the catch device.
+/// is whether the node routes packets for the VIP to the catch device.
 #[inline(always)]
 pub fn is_caught(device: &DeviceInfo, is_cluster_ip: impl FnOnce() -> bool) -> bool {
     is_catch(device) || device.flags & device_flags::BRIDGES_PODS != 0 && is_cluster_ip()
@@ -94,6 +113,37 @@ pub const fn is_routed(entrance: &DeviceInfo, exit: &DeviceInfo) -> bool {
     is_wire(entrance) && is_wire(exit) && exit.mtu <= entrance.mtu
 }
 
+/// Whether this node must not forward a packet with this many hops left (TTL, hop limit): it answers the packet with an
+/// ICMP error "time exceeded", as a router does (RFC 1812 §5.3.1, RFC 8200 §3).
+#[inline(always)]
+pub const fn is_last_hop(hops_left: u8) -> bool {
+    hops_left <= 1
+}
+
+/// The bits of [`next_hop_flags`] that a next hop behind a device with these [`device_flags`] has.
+#[inline(always)]
+pub const fn next_hop_flags_of(device_flags: u32) -> u16 {
+    let mut flags = 0;
+    if device_flags & device_flags::XDP_REDIRECT_TARGET != 0 {
+        flags |= next_hop_flags::XDP_REDIRECT_TARGET;
+    }
+    if device_flags & device_flags::XDP_TX != 0 {
+        flags |= next_hop_flags::XDP_TX;
+    }
+    if device_flags & device_flags::REDIRECT_PEER != 0 {
+        flags |= next_hop_flags::REDIRECT_PEER;
+    }
+    flags
+}
+
+/// Whether the XDP program can send a frame to a next hop with these [`next_hop_flags`]. If the frame goes `back`
+/// through the device that it came from, the program returns `XDP_TX`; otherwise it redirects the frame.
+#[inline(always)]
+pub const fn leaves_at_xdp(next_hop_flags: u16, back: bool) -> bool {
+    let needed = if back { next_hop_flags::XDP_TX } else { next_hop_flags::XDP_REDIRECT_TARGET };
+    next_hop_flags & needed != 0
+}
+
 #[cfg(test)]
 mod tests {
     use bytemuck::Zeroable as _;
@@ -104,7 +154,7 @@ mod tests {
     fn only_connections_that_any_packet_may_begin_need_no_entry() {
         let service =
             |scheduler: Scheduler, flags| Service { scheduler: scheduler as u8, flags, ..Service::zeroed() };
-        let syn_only = lb_common::service_flags::SYN_ONLY;
+        let syn_only = service_flags::SYN_ONLY;
         for (is_tunnelled, scheduler, flags, expected) in [
             (true, Scheduler::Maglev, 0, true),
             (false, Scheduler::Maglev, 0, false),
@@ -120,6 +170,11 @@ mod tests {
         let node_port =
             Service { kind: lb_common::FrontendKind::NodePort as u8, ..service(Scheduler::Maglev, 0) };
         assert!(!needs_no_entry(true, &node_port));
+    }
+
+    #[test]
+    fn packet_with_one_hop_left_is_not_forwarded() {
+        assert_eq!([0, 1, 2, 255].map(is_last_hop), [true, true, false, false]);
     }
 
     #[test]
@@ -160,6 +215,32 @@ mod tests {
         ] {
             let device = DeviceInfo { flags, ..DeviceInfo::UNKNOWN };
             assert_eq!(is_caught(&device, || is_cluster_ip), expected, "{flags}, {is_cluster_ip}");
+        }
+    }
+
+    #[test]
+    fn flows_with_a_proxy_protocol_header_are_not_routed() {
+        for (flags, expected) in
+            [(0, true), (service_flags::PROXY_PROTOCOL, false), (service_flags::DSR, true)]
+        {
+            let service = Service { flags, ..Service::zeroed() };
+            assert_eq!(may_be_routed(flags_of_service(&service)), expected, "{flags}");
+        }
+    }
+
+    #[test]
+    fn frames_leave_at_xdp_through_devices_that_transmit_them() {
+        use device_flags::{REDIRECT_PEER, WIRE, XDP_REDIRECT_TARGET, XDP_TX};
+        for (flags, back, onward) in [
+            (WIRE, false, false),
+            (WIRE | XDP_TX, true, false),
+            (WIRE | XDP_REDIRECT_TARGET, false, true),
+            (XDP_TX | XDP_REDIRECT_TARGET, true, true),
+            (REDIRECT_PEER, false, false),
+        ] {
+            let found = next_hop_flags_of(flags);
+            assert_eq!((leaves_at_xdp(found, true), leaves_at_xdp(found, false)), (back, onward), "{flags}");
+            assert_eq!(found & next_hop_flags::REDIRECT_PEER != 0, flags == REDIRECT_PEER, "{flags}");
         }
     }
 

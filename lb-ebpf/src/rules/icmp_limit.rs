@@ -1,5 +1,5 @@
 //! The limit on ICMP errors of the node. Without it, a sender of forged packets could make the node send as many
-//! datagrams to the forged source as it sends to the node.
+//! datagrams to the forged source as the sender sends to the node.
 //!
 //! The limit has the default values of the kernel's own limit for the whole node (`net.ipv4.icmp_msgs_per_sec` and
 //! `icmp_msgs_burst`, net/ipv4/icmp.c, Linux 6.18). As in the kernel, RSTs have no limit: a RST is no larger than the

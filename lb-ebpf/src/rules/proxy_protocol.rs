@@ -1,10 +1,10 @@
 //! Flows whose backend gets a PROXY protocol header: what happens to each segment.
 //!
-//! The header occupies the sequence numbers from the *base* on: the sequence number of the client's first byte. So the
-//! backend sees the client's bytes later in the sequence: the programs add the length of the header to sequence numbers
-//! towards the backend, and subtract it from acknowledgements towards the client. The header travels in the ACK that
-//! completes the client's handshake: it becomes the payload of this segment, which has none. A backend that speaks
-//! first thus also gets the header at once, and no segment that has a payload grows.
+//! The *base* is the sequence number of the client's first byte. The header occupies the sequence numbers from there
+//! on, so the backend sees the client's bytes later in the sequence: the programs add the length of the header to
+//! sequence numbers towards the backend, and subtract it from acknowledgements towards the client. The header travels
+//! in the ACK that completes the client's handshake: it becomes the payload of this segment, which has none. A backend
+//! that speaks first thus also gets the header at once, and no segment that has a payload grows.
 //!
 //! TCP itself repairs a lost header. The backend then repeats its SYN-ACK, which the client answers with the same ACK;
 //! or the client, whose first bytes stay unacknowledged, repeats them. Either segment carries the header again, until
@@ -16,7 +16,8 @@ use lb_common::conntrack::{Flow, Segment, seen, tcp_flags};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ToBackend {
-    /// Nothing: the segment comes before the header, or is a RST for a backend that probably lacks the header.
+    /// Change nothing: the segment comes before the header, or is a RST to a backend that has probably not received the
+    /// header.
     Unchanged = 0,
     /// Remove payload and TCP Fast Open: a SYN must not carry bytes that would come before the header.
     Bare = 1,

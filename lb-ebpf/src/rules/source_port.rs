@@ -1,8 +1,9 @@
 //! How many source ports a new connection tries towards its backend.
 //!
-//! Each attempt tries a random port (in a small range, the next one), so a connection with many attempts mostly finds a
-//! free one, even when nine of ten are taken. When all are taken, as under a flood, attempts only cost time. So the
-//! programs record a backend whose ports ran out, and for the rest of the tick new connections to it get few attempts.
+//! Each attempt after the first tries a random port (in a small range, the next one), so a connection with many
+//! attempts mostly finds a free one, even when nine of ten are taken. When all are taken, as under a flood, attempts
+//! only cost time. So the programs record a backend whose ports ran out, and for the rest of the tick new connections
+//! to it get few attempts.
 
 use lb_common::conntrack::Tick;
 
@@ -18,9 +19,9 @@ pub const fn attempts(ran_out: bool) -> u32 {
     if ran_out { FEW_ATTEMPTS } else { ATTEMPTS }
 }
 
-/// Whether this attempt may take the port of an ended connection from which the other end may still expect packets:
-/// attempts in the second half may. (Unless the ports ran out, the first half tries every port of a range of at most
-/// `ATTEMPTS / 2` ports: see [`next`].)
+/// Whether this attempt may also take the port of an ended or idle flow whose backend may still expect packets (`eager`
+/// in [`may_be_replaced`](super::flow::may_be_replaced)): attempts in the second half may. (Unless the ports ran out,
+/// the first half tries every port of a range of at most `ATTEMPTS / 2` ports: see [`next`].)
 #[inline(always)]
 pub const fn is_eager(attempt: u32, ran_out: bool) -> bool {
     attempt >= attempts(ran_out) / 2
@@ -42,8 +43,8 @@ pub const fn next(offset: u32, count: u32, random: u32) -> u32 {
 /// `BPF_TCP_LISTEN`.
 pub(super) const LISTEN: u32 = 10;
 
-/// Whether a TCP socket of the node in this state uses the port on which the backend's segments would reach it, so that
-/// a flow must not take the port. A listening socket does not: it has no connection with the backend.
+/// Whether a TCP socket of the node that would receive the backend's segments uses its port in this `state`, so that a
+/// flow must not take the port. A listening socket does not: it has no connection with the backend.
 #[inline(always)]
 pub const fn is_used_by_socket(state: u32) -> bool {
     state != LISTEN

@@ -82,7 +82,8 @@ pub fn slot(service: &Service, nth: u32, table: impl Fn(u32) -> Option<u32>) -> 
 }
 
 /// The scheduler whose hash chooses the entry. With ClientIP affinity, `mh` hashes only the client's address, as `sh`
-/// does: a node without the affinity entry of a client then chooses the backend to which another node has pinned it.
+/// does. A node that lacks a client's affinity entry then chooses the backend to which another node has pinned the
+/// client.
 #[inline(always)]
 pub fn of_hash(scheduler: Scheduler, service: &Service) -> Scheduler {
     let by_address = scheduler == Scheduler::Maglev && service.affinity_seconds > 0;

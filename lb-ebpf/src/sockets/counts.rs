@@ -1,7 +1,8 @@
 //! Counts the connections of sockets to backends, from `connect(2)` to the release of the socket.
 //!
 //! The packets of these sockets are not translated, so no flow counts them. `SOCKET_COUNTS` has the counts of each
-//! backend. For schedulers that need it, a connection also counts as an active flow of the backend.
+//! backend. For schedulers that use the number of active flows, a connection also counts as an active flow of the
+//! backend.
 
 use core::ptr;
 
@@ -28,8 +29,8 @@ static SOCKET_COUNTS: HashMap<
     { BPF_F_NO_PREALLOC as usize },
 > = HashMap::new();
 
-/// The keys of the counters in `SOCKET_COUNTS` that include the connection of a socket. The kernel stores a key in the
-/// socket itself, and frees it with the socket.
+/// For each socket with a counted connection: the key in `SOCKET_COUNTS` of the counts that include the connection. The
+/// kernel stores the key in the socket itself, and frees it with the socket.
 #[btf_map]
 static COUNTED_SOCKETS: SkStorage<SocketCounter> = SkStorage::new();
 

@@ -33,20 +33,21 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
     let service = match frontend::find(call, &key) {
         Ok(service) => service,
         Err(outcome) => {
-            call.delete_connection();
-            delete_connected(call, &key);
-            delete_reply_address(call, &key, &to);
             let probes = outcome == Outcome::RejectUdp && frontend::is_unlisted(&key);
             let outcome = if probes { connect_nowhere(call, &to) } else { outcome };
-            // If the call fails, a UDP socket stays connected to its previous backend, so that connection still counts.
+            // If the call fails, a UDP socket stays connected to its previous backend.
             if socket::verdict(outcome) == SocketVerdict::Continue {
+                call.delete_connection();
+                delete_connected(call, &key);
+                delete_reply_address(call, &key, &to);
                 counts::end(call);
             }
             return Err(outcome);
         }
     };
     // When a socket connects again, its previous connection ends before the choice of a backend, which may depend on
-    // the number of connections.
+    // the number of connections. (If all backends have weight 0, the call fails and the socket keeps that connection,
+    // which no longer counts. To take the count back would make the verifier's work half as large again.)
     counts::end(call);
     let backend = frontend::choose(call, &key, &service)?;
     counts::begin(call, service.id, backend);
@@ -62,9 +63,9 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
 }
 
 /// Connects a UDP socket to an address that refuses datagrams, because the call names a port that no service has.
-/// Usually the process only needs its source address, and sends nothing: getaddrinfo(3) sorts addresses that way (RFC
-/// 6724). If the process does send, its datagrams must be refused, but the kernel runs no hook for `send(2)`, which
-/// names no address. So they go to port 0 of the node, which no socket can have.
+/// Usually the process sends nothing, and only wants to know which source address the kernel chooses: getaddrinfo(3)
+/// sorts addresses that way (RFC 6724). If the process does send, its datagrams must be refused, but the kernel runs no
+/// hook for `send(2)`, which names no address. So they go to port 0 of the node, which no socket can have.
 #[inline(always)]
 fn connect_nowhere(call: &Call, to: &Endpoint) -> Outcome {
     let nowhere = Endpoint::new(frontend::node_address(&to.address), 0);

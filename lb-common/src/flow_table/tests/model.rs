@@ -15,7 +15,7 @@ use loom::{
 };
 
 use crate::flow_table::{
-    Control, Evict, Insert, Memory, Overflow, OverflowInsert, Places, Replace, Snapshot, Verdict, find,
+    Control, Evict, EvictionClass, Insert, Memory, Overflow, OverflowInsert, Places, Replace, Snapshot, find,
     insert_new, read, remove, replace,
 };
 
@@ -177,10 +177,10 @@ impl<const AGENT: bool> Overflow for View<AGENT> {
 }
 
 /// Every entry gets the same verdict.
-struct All(Verdict);
+struct All(EvictionClass);
 
 impl<const AGENT: bool> Evict<View<AGENT>> for All {
-    fn verdict(&mut self, _: usize) -> Verdict {
+    fn class(&mut self, _: usize) -> EvictionClass {
         self.0
     }
 
@@ -191,11 +191,11 @@ const PLACES: Places = Places::at(0, 4, FINGERPRINT);
 
 impl<const AGENT: bool> View<AGENT> {
     fn insert_key(&self, key: u64, value: u64) -> Insert<usize> {
-        insert_new(self, &mut All(Verdict::Keep), &PLACES, &key, &value)
+        insert_new(self, &mut All(EvictionClass::Keep), &PLACES, &key, &value)
     }
 
     fn insert_evicting(&self, key: u64, value: u64) -> Insert<usize> {
-        insert_new(self, &mut All(Verdict::Expired), &PLACES, &key, &value)
+        insert_new(self, &mut All(EvictionClass::Expired), &PLACES, &key, &value)
     }
 
     fn remove_key(&self, key: u64) -> bool {

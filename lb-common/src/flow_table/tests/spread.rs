@@ -123,7 +123,7 @@ fn both_positions_are_independent() {
                 let places = Places::new(seed.hash(tuple), SLOTS);
                 *pairs.entry((places.slot(0), places.slot(PLACES / 2))).or_insert(0_u32) += 1;
             }
-            // 2^16 tuples in 2^28 pairs: 8 pairs of tuples are expected to share both positions.
+            // 2^16 tuples, and 2^28 pairs of positions: 8 pairs of tuples are expected to share both positions.
             let shared = tuples.len() - pairs.len();
             assert!(shared < 40, "{name}, seed {number}: {shared}");
         }

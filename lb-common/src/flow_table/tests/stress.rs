@@ -8,8 +8,8 @@ use std::{
 };
 
 use super::super::{
-    Evict, Insert, Memory, OnSlots, Overflow, OverflowInsert, Places, Replace, SharedSlots, Slot, Snapshot,
-    Verdict, find, insert_new, read, remove, remove_entry, replace,
+    Evict, EvictionClass, Insert, Memory, OnSlots, Overflow, OverflowInsert, Places, Replace, SharedSlots,
+    Slot, Snapshot, find, insert_new, read, remove, remove_entry, replace,
 };
 use crate::{
     Address,
@@ -163,11 +163,11 @@ struct OneInTwo<'a> {
 }
 
 impl<'a, const AGENT: bool> Evict<View<'a, AGENT>> for OneInTwo<'a> {
-    fn verdict(&mut self, _: <View<'a, AGENT> as Memory>::Slot) -> Verdict {
+    fn class(&mut self, _: <View<'a, AGENT> as Memory>::Slot) -> EvictionClass {
         match self.random.below(4) {
-            0 => Verdict::Expired,
-            1 => Verdict::Unproven,
-            _ => Verdict::Keep,
+            0 => EvictionClass::Expired,
+            1 => EvictionClass::Unproven,
+            _ => EvictionClass::Keep,
         }
     }
 
@@ -244,6 +244,39 @@ fn check(bed: &Bed) {
     }
 }
 
+/// The agent changes the entry in place. If it replaced the entry instead, a lookup could miss the entry, and a program
+/// would take the next packet for the first one of a new flow.
+#[test]
+fn entry_that_the_agent_changes_is_found_all_the_time() {
+    const CHANGES: u32 = 50_000;
+    let bed = Bed::new();
+    let view = View::<false>::new(&bed);
+    let (tuple, places) = (tuple(1), places(1));
+    let mut random = Random(1);
+    let inserted =
+        insert_new(&view, &mut OneInTwo { bed: &bed, random: &mut random }, &places, &tuple, &flow(1, 0));
+    assert!(matches!(inserted, Insert::Inserted(_)));
+    let entry = find(&view, &places, &tuple).expect("inserted");
+    // Both fields are in one word, so the threads' compare-and-swaps fail at times.
+    let change = |set: fn(&mut Flow, u32)| {
+        for number in 1..=CHANGES {
+            while !view.slots.change(&entry, |flow| set(flow, number)) {}
+        }
+    };
+    thread::scope(|scope| {
+        let one = scope.spawn(|| change(|flow, number| flow.next_seq = number));
+        let other = scope.spawn(|| change(|flow, number| flow.last_ack = number));
+        while !one.is_finished() || !other.is_finished() {
+            assert!(find(&view, &places, &tuple).is_some_and(|found| found.control == entry.control));
+        }
+    });
+    let (_, changed) = view.copy(entry.slot);
+    assert_eq!((changed.next_seq, changed.last_ack), (CHANGES, CHANGES), "no change is lost");
+    assert!(remove_entry(&view, &entry));
+    assert!(!view.slots.change(&entry, |flow| flow.next_seq = 0), "the entry is gone");
+    assert_eq!(view.copy(entry.slot).1, changed);
+}
+
 fn run<const AGENT: bool>(bed: &Bed, seed: u64, operations: u64) {
     let view = View::<AGENT>::new(bed);
     let mut random = Random(seed);
@@ -255,7 +288,7 @@ fn run<const AGENT: bool>(bed: &Bed, seed: u64, operations: u64) {
 /// Operations between two checks, on both threads together.
 const ROUND: u64 = 200_000;
 
-/// `FLOW_TABLE_OPERATIONS=1000000000 cargo test --release -p lb-common flow_table::tests::stress` runs 10^9.
+/// `FLOW_TABLE_OPERATIONS=1000000000 cargo test --release -p lb-common flow_table::tests::stress` runs 10^9 operations.
 #[test]
 fn two_cpus_never_lose_duplicate_or_tear_a_flow() {
     let wanted = env::var("FLOW_TABLE_OPERATIONS").map_or(4 * ROUND, |text| text.parse().expect("a number"));

@@ -51,8 +51,8 @@ impl SharedHeader {
         must_cast(words)
     }
 
-    /// Number of entries in the overflow, plus number of inserts into it that are in progress or whose agent was
-    /// killed.
+    /// Number of entries in the overflow, plus number of inserts into it that are in progress, or that an agent did not
+    /// finish because it was killed.
     pub(super) fn overflow(&self) -> u64 {
         self.word(OVERFLOW).load(Ordering::SeqCst)
     }

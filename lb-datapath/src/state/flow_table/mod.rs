@@ -99,7 +99,7 @@ impl FlowTable {
     }
 
     /// Makes a new table usable, and frees slots that an earlier agent had claimed when it was killed. Only the node's
-    /// agent may call this, before it changes the table, and before programs are attached to a new one.
+    /// agent may call this, before it changes the table, and, if the table is new, before it attaches programs.
     pub(crate) fn prepare(&self) -> Result<(), DatapathError> {
         if self.header.is_new() {
             // Programs of builds without this table may have left entries in the overflow.
@@ -113,7 +113,8 @@ impl FlowTable {
     }
 
     /// Number of entries for which the table was made: two for each connection of `--max-connections`. It has room for
-    /// more, but counts as *nearly full* from three quarters of this number on, see [`lb_common::conntrack::Pressure`].
+    /// more entries, but counts as *nearly full* from three quarters of this number on, see
+    /// [`lb_common::conntrack::Pressure`].
     pub fn capacity(&self) -> u32 {
         self.overflow.capacity()
     }
@@ -182,7 +183,23 @@ impl FlowTable {
         }
     }
 
-    /// Replaces the entry of a tuple. Returns whether the tuple had one.
+    /// Merges into the copy of an entry what packets have changed in the `original` since the copy was made, unless the
+    /// tuple has another flow by now. Lookups never miss the copy meanwhile.
+    pub(crate) fn merge(&self, key: &Tuple, original: &Flow) -> Result<(), DatapathError> {
+        let Some(copy) = self.read(key)? else { return Ok(()) };
+        if let Some(place) = &copy.place {
+            // Fails only if the entry is gone, or if our programs have seen a packet of the flow during each attempt.
+            self.shared().change(place, |flow| flow.merge(original));
+            return Ok(());
+        }
+        let mut whole = copy.flow;
+        whole.merge(original);
+        // Without a difference, a replacement would only undo what packets have changed since the entry was read.
+        if whole == copy.flow { Ok(()) } else { self.replace(key, &whole).map(drop) }
+    }
+
+    /// Replaces the entry of a tuple. Returns whether the tuple had one. Meanwhile, lookups find no entry, unless it is in
+    /// the overflow.
     pub(crate) fn replace(&self, key: &Tuple, flow: &Flow) -> Result<bool, DatapathError> {
         let view = self.view();
         let replaced = flow_table::replace(&view, &self.places(key), key, flow);

@@ -2,7 +2,7 @@ use std::cell::RefCell;
 
 use lb_common::{
     conntrack::{Flow, Tuple},
-    flow_table::{Evict, Memory, OnSlots, Overflow, OverflowInsert, SharedSlots, Verdict},
+    flow_table::{Evict, EvictionClass, Memory, OnSlots, Overflow, OverflowInsert, SharedSlots},
 };
 
 use super::header::SharedHeader;
@@ -26,7 +26,7 @@ impl<'a> View<'a> {
         Self { slots, header, overflow, error: RefCell::new(None) }
     }
 
-    /// The error of an operation on the overflow during this view, if one has failed.
+    /// The error of an operation on the overflow through this view, if one has failed.
     pub(super) fn result(self) -> Result<(), DatapathError> {
         self.error.into_inner().map_or(Ok(()), Err)
     }
@@ -83,12 +83,13 @@ impl Overflow for View<'_> {
     }
 }
 
-/// The agent's policy of eviction: none, because the few flows that the agent inserts exist already.
+/// The agent's policy of eviction: it evicts no flow to insert an entry, because it inserts only entries of flows that
+/// exist already.
 pub(super) struct KeepAll;
 
 impl<M: Memory> Evict<M> for KeepAll {
-    fn verdict(&mut self, _slot: M::Slot) -> Verdict {
-        Verdict::Keep
+    fn class(&mut self, _slot: M::Slot) -> EvictionClass {
+        EvictionClass::Keep
     }
 
     fn evicted(&mut self, _slot: M::Slot) {}

@@ -57,7 +57,7 @@ pub(crate) fn begin(number: u32) {
     add(number, 1);
 }
 
-/// Subtracts the connection of a socket, which has no entry.
+/// Subtracts the connection of a socket. (Such a connection has no entry in the flow table.)
 #[inline(always)]
 pub(crate) fn connection_ended(number: u32) {
     add(number, -1);

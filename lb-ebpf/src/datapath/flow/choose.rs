@@ -1,8 +1,9 @@
 //! The choice of a backend for a new flow, by the scheduler of its service.
 //!
-//! For a packet that the XDP program leaves to tc, both hooks choose a backend, and both must choose the same:
-//! otherwise backends whose flows only tc can create would get less than their share. So a random choice is a hash of
-//! the packet and the tick, and a round-robin turn ends only when its flow has begun.
+//! If the XDP program chooses a backend whose flows only tc can create, it leaves the packet to tc, which chooses
+//! again. Both must choose the same backend: otherwise tc would often choose one whose flows XDP can create, and the
+//! backends whose flows only tc can create would get fewer flows than their share. So a random choice is a hash of the
+//! packet and the tick, and a round-robin turn ends only when its flow has begun.
 
 use aya_ebpf::{
     Global,
@@ -25,9 +26,9 @@ static HASH_SEED: Global<u64> = Global::new(hash::DEFAULT_SEED);
 #[unsafe(no_mangle)]
 static CHANCE_SEED: Global<u64> = Global::new(0);
 
-/// Flows of a service that this CPU has created, by service id: the position of `rr` and `wrr` in their sequence. Each
-/// CPU has its own counter, so no two CPUs write to one cache line. If the map evicts a service, its sequence starts
-/// again, which is harmless.
+/// Number of flows that this CPU has created for each service, by service id: `rr` and `wrr` use it as the position in
+/// their sequence. Each CPU has its own counter, so no two CPUs write to one cache line. If the map evicts a service,
+/// its sequence starts again, which is harmless.
 #[btf_map]
 static TURNS: LruPerCpuHashMap<u32, u32, 16_384> = LruPerCpuHashMap::new();
 
@@ -138,7 +139,7 @@ pub(crate) fn flow_began(service: u32, scheduler: u8) {
     }
 }
 
-/// A random number that is the same for the same packet within a tick.
+/// A pseudo-random number that is the same within a tick for packets with the same source address and ports.
 #[inline(always)]
 fn chance(tuple: &Tuple) -> u32 {
     let ports = u32::from(tuple.source_port) << 16 | u32::from(tuple.destination_port);

@@ -1,5 +1,5 @@
-//! The reverse entry of a new flow. Its key must be free: inserting it claims the source port towards the backend,
-//! atomically against all other CPUs.
+//! The reverse entry of a new flow. The key of the entry must be free: inserting the entry claims the source port
+//! towards the backend, atomically against all other CPUs.
 
 use aya_ebpf::{btf_maps::Array, helpers::generated::bpf_loop, macros::btf_map};
 use lb_common::{
@@ -30,15 +30,16 @@ use crate::datapath::{
 static EXHAUSTED: Array<u64, EXHAUSTED_SLOTS> = Array::new();
 const EXHAUSTED_SLOTS: usize = 1024;
 
-/// Inserts the reverse entries of the flow in `SCRATCH`. If a flow or a socket of the node has the source port of `to`,
-/// the flow gets another source port. (Holds no reference to the flow while `try_claim` runs, which takes its own.
-/// Inlined: on Linux 6.1 another stack frame would be too much for `tc_ingress`.)
+/// Inserts the reverse entries of the flow in `SCRATCH`. If another flow or a socket of the node has the source port of
+/// `to`, the flow in `SCRATCH` gets another source port. (Holds no reference to the [`FlowSetup`] while `try_claim`
+/// runs, because `try_claim` takes a reference of its own. Inlined: on Linux 6.1 another stack frame would be too much
+/// for `tc_ingress`.)
 #[inline(always)]
 pub(super) fn claim(context: &HookContext) -> Result<(), Outcome> {
     let setup = scratch()?.setup();
     (setup.claim, setup.ran_out) = (Claim::Taken, has_run_out(setup));
-    // A copy on this stack frame: the verifier tracks the type of the program's context pointer, which `try_claim`
-    // loads from the copy, only if the program has stored the pointer there.
+    // A copy on this stack frame. `try_claim` loads the program's context pointer from it, and the verifier tracks the
+    // type of that pointer only if the program itself has stored it there.
     let mut context = *context;
     let argument = (&raw mut context).cast();
     // SAFETY: `try_claim` has the signature that the kernel calls it with, and `context` outlives the call.

@@ -9,7 +9,6 @@ use lb_common::{
 use lb_ebpf::{
     parse::{Body, Packet},
     rules::flow::{self, Membership, Staleness},
-    service::schedule,
 };
 
 use super::{
@@ -20,15 +19,16 @@ use crate::datapath::{clock::now, context::HookContext, scratch::scratch, servic
 
 pub(crate) use super::table::lookup;
 
-/// Whether the packet opens a new connection although its five-tuple has an entry: a SYN after the end of the last
-/// connection or the loss of its reverse entry, or one for a backend that is gone or does not answer
+/// Whether the packet opens a new connection although its five-tuple has an entry: the packet is a SYN, and the entry's
+/// connection has ended or has lost its reverse entry, or its backend has left the service or does not answer
 /// ([`flow::staleness`]). Any other SYN is a retransmission and goes to the same backend.
 #[inline(always)]
 pub(crate) fn is_new_connection(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
     flow::is_syn_of_client(&packet.segment, flow) && is_stale(context, packet, flow)
 }
 
-/// Whether a SYN replaces the entry.
+/// Whether a new connection replaces the entry, given that the packet is a SYN. If the reason is that the backend does
+/// not answer, the function also records the backend in `UNANSWERED`.
 #[inline(never)]
 fn is_stale(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
     let reply = if flow.is_tunnelled() { None } else { lookup(&flow.to.reversed()) };
@@ -48,15 +48,15 @@ fn is_stale(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
 #[btf_map]
 static UNANSWERED: LruHashMap<Endpoint, u32, { capacity::UNANSWERED }> = LruHashMap::new();
 
-/// Retransmissions of an unanswered SYN to one backend before another backend is tried; 0 never tries another one.
-/// The agent sets it when it loads the programs.
+/// Number of retransmissions of an unanswered SYN to one backend before the programs try another backend; with 0 they
+/// never try another one. The agent sets the number when it loads the programs.
 #[unsafe(no_mangle)]
 static SYN_RETRIES: Global<u16> = Global::new(0);
 
-/// Whether the programs try another backend in place of one that does not answer.
+/// Whether a new flow tries another backend in place of one that does not answer: [`flow::may_be_retried`].
 #[inline(always)]
-pub(crate) fn tries_other_backends() -> bool {
-    SYN_RETRIES.load() != 0
+pub(crate) fn may_be_retried(earlier: bool) -> bool {
+    flow::may_be_retried(earlier, SYN_RETRIES.load())
 }
 
 /// Whether the service of the packet still has the flow's backend.
@@ -64,18 +64,14 @@ pub(crate) fn tries_other_backends() -> bool {
 fn membership(context: &HookContext, packet: &Packet, flow: &Flow) -> Membership {
     let Ok(service) = service::lookup(&packet.tuple) else { return Membership::NoService };
     let (service, _) = settings::for_client(context, &packet.tuple.source, service);
-    if service.backends_count == 0 {
-        return Membership::NoBackends;
-    }
-    match service::find_backend(&service, &flow.to.destination, flow.to.destination_port) {
-        schedule::NONE => Membership::Gone,
-        _ => Membership::Member,
-    }
+    Membership::of(&service, || {
+        service::find_backend(&service, &flow.to.destination, flow.to.destination_port)
+    })
 }
 
-/// Whether the packet belongs to a connection that bypasses the VIP although it has the tuple of a reply: a SYN-ACK,
-/// when the connection through the VIP is over. (A new connection through the VIP would have replaced the entry.) If
-/// so, the entries of the old connection are deleted.
+/// Whether the packet, which has the tuple of a reply, belongs to a connection that bypasses the VIP: the packet is a
+/// SYN-ACK, and the connection through the VIP is over. (A new connection through the VIP would have replaced the
+/// entry.) If so, the function deletes the entries of the old connection.
 #[inline(always)]
 pub(crate) fn bypasses_vip(packet: &Packet, flow: &Flow) -> bool {
     flow::is_syn_ack_of_backend(&packet.segment, flow) && delete_old_flow(packet, flow)
@@ -126,7 +122,7 @@ fn remove_judged(key: &Tuple) -> bool {
     scratch().is_ok_and(|scratch| table::remove_found(&scratch.keys().place, key))
 }
 
-/// Whether a new flow may take the source port of another flow, which the key of the reverse entry identifies.
+/// Whether a new flow may take the source port of the flow whose reverse entry has the given key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Over {
@@ -134,10 +130,10 @@ enum Over {
     No = 0,
     /// No entry has the key.
     NoFlow = 1,
-    /// Another flow may take the port. `SCRATCH` has the places of both entries of this flow.
+    /// A new flow may take the port. `SCRATCH` has the places of both entries of the flow that has the port now.
     Yes = 2,
     /// As [`Self::Yes`], and the flow is the second one of a masqueraded connection. `SCRATCH` has the key of the first
-    /// one's reverse entry.
+    /// flow's reverse entry.
     SecondOfMasqueraded = 3,
 }
 
@@ -205,8 +201,8 @@ pub(crate) fn observe_at(packet: &Packet, flow: &mut Flow, now: Tick) {
     }
 }
 
-/// Updates the client's direction if the packet is a backend's answer to the client's SYN. To be called before the
-/// packet is observed. Only the slow path handles such packets.
+/// Updates the client's entry if the packet is a backend's first answer to the client's SYN. `flow` is the entry of the
+/// packet: callers call this function before [`observe`] updates that entry. Only the slow path handles such packets.
 #[inline(always)]
 pub(crate) fn observe_answer(packet: &Packet, flow: &Flow) {
     if matches!(packet.body, Body::Tcp) && flow.accepts_connection(&packet.segment) {
@@ -214,8 +210,8 @@ pub(crate) fn observe_answer(packet: &Packet, flow: &Flow) {
     }
 }
 
-/// Restarts the client's direction with the SYN that the backend's segment accepts; returns 1, or 0 if the flow has no
-/// entry of that direction. (A global function: the verifier checks it once.)
+/// Updates the client's entry with the SYN that the backend's segment accepts ([`Flow::begin_again`]); returns 1, or 0
+/// if the flow has no such entry. (A global function: the verifier checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_accept_connection(answer: *const Segment, reply: *const Flow) -> u32 {
@@ -245,7 +241,8 @@ extern "C" fn flow_observe_reset(segment: *const Segment, flow: *mut Flow) -> u3
     u32::from(accepted)
 }
 
-/// Notes the end of the flow if it ends with this segment.
+/// If the flow ends with this segment, subtracts the flow from its backend's active flows, and emits its end for the
+/// flow log.
 #[inline(always)]
 fn observe_end(packet: &Packet, flow: &mut Flow) {
     if packet.segment.flags & (tcp_flags::FIN | tcp_flags::RST) != 0

@@ -3,14 +3,14 @@
 use lb_common::{
     Address, Backend, FlowEventKind, FrontendKind, Outcome,
     conntrack::{Flow, flow_flags},
-    service_flags, settings_flags,
+    settings_flags,
 };
 use lb_ebpf::{
     forward::tunnel::source_port,
     parse::Packet,
     rules::{
         self,
-        forwarding::{Forwarding, forwarding, is_caught, needs_no_entry},
+        forwarding::{Forwarding, flags_of_service, forwarding, is_caught, may_be_routed, needs_no_entry},
     },
 };
 
@@ -54,8 +54,8 @@ pub(crate) fn stateless() -> Result<&'static mut Flow, Outcome> {
 }
 
 /// Inserts the entries of the flow that `SCRATCH` requests and that begins with this packet. If `earlier`, they replace
-/// those of an earlier connection with the same five-tuple. If `only_routed`, as in the XDP program, inserts no entries
-/// of a flow that is not routed, which tc creates instead.
+/// those of an earlier connection with the same five-tuple. If `only_routed`, as in the XDP program, the function
+/// inserts entries only if the flow is routed: tc creates all other flows.
 #[inline(always)]
 pub(crate) fn create(
     context: &HookContext,
@@ -111,7 +111,7 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
     setup.service = request.service.id;
     setup.active_flows_slot = backend.active_flows_slot;
     setup.ports = SOURCE_PORTS;
-    let has_header = request.service.flags & service_flags::PROXY_PROTOCOL != 0;
+    let flags_of_service = flags_of_service(&request.service);
     let client = &packet.tuple.source;
     let caught = begins_caught(context.device, &packet.tuple.destination);
     match forwarding(client, backend, request.masquerade, request.direct, caught, || set_tunnel_ends(setup)) {
@@ -126,15 +126,15 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
                 (setup.ports, setup.to.source_port) = (ports, ports.random());
             }
         }
-        // `set_tunnel_ends` has filled in the tunnel.
+        // For a tunnel, `forwarding` has called `set_tunnel_ends`, which has filled in the setup.
         Forwarding::Tunnel | Forwarding::Plain | Forwarding::PlainOnNode => {}
         Forwarding::Masquerade => {
             setup.ports = masquerade::ports()?;
             setup.to.source_port = first_port(setup);
-            let node = if has_header {
-                NO_ADDRESS
-            } else {
+            let node = if may_be_routed(flags_of_service) {
                 masquerade::routed_source(context, &setup.from, &setup.to)
+            } else {
+                NO_ADDRESS
             };
             if node != NO_ADDRESS {
                 setup.to.source = node;
@@ -150,14 +150,12 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
             masquerade_caught(context, setup)?;
         }
     }
-    if has_header {
-        setup.flags |= flow_flags::PROXY_PROTOCOL;
-    }
+    setup.flags |= flags_of_service;
     Ok(backend)
 }
 
 /// The source port that a masqueraded flow tries first: a random one, or that of the client's last connection to this
-/// backend if the client has reset it.
+/// backend if the client has reset that connection.
 ///
 /// The backend may still have an old connection from the port that the client's SYN gets, for example one that a forged
 /// packet has begun. Then the backend answers the SYN with an ACK, the client sends a RST, which ends the old
@@ -223,8 +221,8 @@ pub(crate) fn delete(setup: &mut FlowSetup) {
     table::remove(&setup.from);
 }
 
-/// Ends the earlier connection from this client port, and deletes its reverse entry, unless the new flow has the same
-/// one.
+/// Ends the earlier connection from this client port. Also deletes the connection's reverse entry, unless that of the
+/// new flow has the same key.
 #[inline(never)]
 fn delete_earlier(setup: &mut FlowSetup) {
     if let Some(earlier) = lookup(&setup.from) {
@@ -235,7 +233,7 @@ fn delete_earlier(setup: &mut FlowSetup) {
         }
         setup.key = earlier.to.reversed();
         if flow_log::is_on() {
-            // If the new flow has taken over this entry, it still has the counts of the earlier one.
+            // If the new flow has taken over this reverse entry, the entry still has the counts of the earlier flow.
             let reply = lookup(&setup.key).map(|reply| &*reply);
             flow_log::ended(&setup.from, earlier, reply, FlowEventKind::Replaced);
         }

@@ -9,7 +9,8 @@ pub(super) fn insert(setup: &FlowSetup) -> Claim {
     Claim::of(table::insert(&setup.key, &setup.flow))
 }
 
-/// Deletes the flow that has the key of the entry, if the port of that flow may be used again, and inserts the entry.
+/// Inserts the entry that `setup` holds in place of the flow that has its key, if a new flow may take the source port
+/// of that flow ([`delete_if_over`]).
 #[inline(always)]
 pub(super) fn replace(setup: &mut FlowSetup) -> Claim {
     if delete_if_over(&setup.key, setup.eager) { insert(setup) } else { Claim::Taken }

@@ -8,7 +8,7 @@ use aya_ebpf::{
 };
 use lb_common::{
     FlowEvent, FlowEventKind,
-    conntrack::{Flow, Phase, Tuple, flow_flags},
+    conntrack::{Flow, Phase, Tuple},
 };
 
 use crate::datapath::{scratch::scratch, words};
@@ -54,7 +54,7 @@ pub(super) fn begun(reply: Option<&Flow>) {
             event.to.source = setup.node;
         }
         fill(event, &setup.flow, reply);
-        event.phase = 0;
+        (event.phase, event.last_seen) = (Phase::Opening as u8, setup.flow.last_seen);
         (event.choice, event.scheduler) = (request.choice as u8, request.service.scheduler);
     });
 }
@@ -71,27 +71,20 @@ pub(super) fn closed(tuple: &Tuple, flow: &Flow, phase: Phase) {
 extern "C" fn flow_log_closed(tuple: *const Tuple, flow: *const Flow, phase: u32) -> u32 {
     // SAFETY: the verifier accepts only callers whose pointers lead to initialised values, or are null.
     let (Some(tuple), Some(flow)) = (unsafe { (tuple.as_ref(), flow.as_ref()) }) else { return 0 };
-    if !is_logged(flow) {
+    if !flow.is_of_client() {
         return 0;
     }
     emit(FlowEventKind::Closed, |event| {
         event.from = if flow.is_reply() { flow.to.reversed() } else { *tuple };
         event.to = flow.to;
         fill(event, flow, None);
-        event.phase = phase as u8;
+        (event.phase, event.last_seen) = (phase as u8, flow.last_seen);
         (event.choice, event.scheduler) = (0, 0);
     });
     1
 }
 
-/// Whether the flow log contains this flow. It contains neither the second flow of a masqueraded connection, because
-/// the first flow has the same packets, nor connections of the node itself.
-#[inline(always)]
-const fn is_logged(flow: &Flow) -> bool {
-    flow.flags & flow_flags::SECOND_OF_MASQUERADED == 0 && !flow_flags::is_of_node(flow.flags)
-}
-
-/// The kind with this number, of those that a program emits for a flow that it deletes.
+/// The kind of event with this number. For a flow that it deletes, a program emits only one of these two kinds.
 #[inline(always)]
 pub(super) const fn kind_of_end(number: u32) -> FlowEventKind {
     const EVICTED: u32 = FlowEventKind::Evicted as u32;
@@ -118,30 +111,26 @@ extern "C" fn flow_log_ended(from: *const Tuple, forward: *const Flow, reply: *c
     let (Some(from), Some(forward)) = (unsafe { (from.as_ref(), forward.as_ref()) }) else { return 0 };
     // SAFETY: as above.
     let reply = unsafe { reply.as_ref() };
-    if !is_logged(forward) {
+    if !forward.is_of_client() {
         return 0;
     }
     emit(kind_of_end(kind), |event| {
         (event.from, event.to) = (*from, forward.to);
         fill(event, forward, reply);
-        event.phase = match reply {
-            Some(reply) => Phase::of(forward, reply),
-            None => Phase::of_one_way(forward),
-        } as u8;
+        let phase = Phase::of_entry(forward, reply);
+        (event.phase, event.last_seen) = (phase as u8, phase.last_used(forward, reply));
         (event.choice, event.scheduler) = (0, 0);
     });
     1
 }
 
-/// Writes the fields of the event that come from the flow's entries.
+/// Writes the fields of the event that come from the flow's entries, except those that depend on its phase.
 #[inline(always)]
 fn fill(event: &mut FlowEvent, forward: &Flow, reply: Option<&Flow>) {
     (event.traffic[0], event.packets[0]) = (forward.traffic, forward.packets);
     (event.traffic[1], event.packets[1]) = (0, 0);
-    event.last_seen = forward.last_seen;
     if let Some(reply) = reply {
         (event.traffic[1], event.packets[1]) = (reply.traffic, reply.packets);
-        event.last_seen = forward.last_seen.max(reply.last_seen);
     }
     (event.service, event.flags) = (forward.service, forward.flags);
 }

@@ -80,8 +80,8 @@ pub(crate) fn fallback(is_v4: bool) -> Result<Address, Outcome> {
     if source == NO_ADDRESS { Err(Outcome::NoSourcePort) } else { Ok(source) }
 }
 
-/// Inserts the two entries that exchange the client's address in `to` for the node's. The key of the entry for the
-/// backend's packets must be free: inserting that entry claims the source port.
+/// Inserts the two entries that exchange the client's address in `to` for the node's. Inserting the entry for the
+/// backend's packets claims the source port. It fails if another flow has the key of that entry and cannot be replaced.
 #[inline(never)]
 pub(super) fn claim(setup: &mut FlowSetup) -> Claim {
     prepare_reverse(setup);
@@ -95,8 +95,8 @@ pub(super) fn claim(setup: &mut FlowSetup) -> Claim {
     prepare_forward(setup);
     let forward = Claim::of(table::insert(&setup.to, &setup.flow));
     if forward != Claim::Made {
-        // Removes only the entry inserted above: the forward entry may be that of a flow that leaves with another
-        // address of the node.
+        // Removes only the entry inserted above. If there is an entry with the key `to`, it belongs to another flow,
+        // whose packets may leave with another address of the node.
         table::remove(&setup.key);
     }
     forward

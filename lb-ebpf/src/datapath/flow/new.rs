@@ -3,10 +3,7 @@
 use lb_common::{Choice, EventHook, Outcome, Service};
 use lb_ebpf::{
     parse::Packet,
-    rules::{
-        admission::{self, Admission},
-        client::is_answered_directly,
-    },
+    rules::{admission::Admission, client::is_answered_directly},
     service::schedule,
 };
 
@@ -18,7 +15,7 @@ use super::{
 use crate::datapath::{
     context::HookContext,
     events, log,
-    scratch::{scratch, setup::Request},
+    scratch::{scratch, setup::FlowRequest},
     service::{self, admit, limit},
     settings,
 };
@@ -31,7 +28,7 @@ pub(crate) enum Begin {
     Any = 0,
     /// Only a routed flow may begin: the XDP program creates no others.
     OnlyRouted = 1,
-    /// The flow that the [`Request`] in `SCRATCH` already describes.
+    /// The flow that the [`FlowRequest`] in `SCRATCH` already describes.
     Requested = 2,
 }
 
@@ -161,10 +158,10 @@ fn request(
         }
     })?;
     let request = scratch()?.request();
-    let Request { service, choice, .. } = request;
+    let FlowRequest { service, choice, .. } = request;
     *choice = Choice::Scheduler;
     request.slot = choose::choose(&packet.tuple, service, || *choice = Choice::Affinity);
-    if earlier && conntrack::tries_other_backends() && request.slot != schedule::NONE {
+    if conntrack::may_be_retried(earlier) && request.slot != schedule::NONE {
         let slot = choose::another(&packet.tuple, &request.service, request.slot);
         if slot != request.slot {
             (request.slot, request.choice) = (slot, Choice::Retry);
@@ -173,28 +170,21 @@ fn request(
     if request.slot == schedule::NONE { Err(NotCreated::Reject) } else { Ok(()) }
 }
 
-/// Writes the service of the packet into `SCRATCH`, if a flow may begin, and takes the tokens of its limits. (A
-/// separate stack frame, which is freed before the program chooses a backend and creates the flow.)
+/// Writes the service of the packet into `SCRATCH`, if a flow may begin, and takes the tokens of the service's limits.
+/// (A separate stack frame, which is freed before the program chooses a backend and creates the flow.)
 #[inline(never)]
 fn request_service(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<(), NotCreated> {
     let service = service::lookup(&packet.tuple)?;
-    admit::handover(packet)?;
-    admit::first_packet(packet, &service)?;
-    settings::admits(context, &packet.tuple.source).allow(packet.tuple.protocol)?;
+    admit::first_packet(context, packet, &service).allow(packet.tuple.protocol)?;
     let (service, internal) = settings::for_client(context, &packet.tuple.source, service);
-    let protocol = packet.tuple.protocol;
-    match admit::client(&service, &packet.tuple.source) {
-        Admission::NoBackends => return Err(NotCreated::Reject),
-        admission => admission.allow(protocol)?,
-    }
-    match admission::handshake(&packet.segment, protocol, &service) {
-        Admission::UnknownConnection => return Err(NotCreated::Reject),
-        admission => admission.allow(protocol)?,
+    match admit::packet(packet, &service) {
+        Admission::NoBackends | Admission::UnknownConnection => return Err(NotCreated::Reject),
+        admission => admission.allow(packet.tuple.protocol)?,
     }
     limit::admits(packet, &service, only_routed)?;
     let masquerade = service.masquerades(internal);
     let direct = is_answered_directly(&service, internal);
     *scratch()?.request() =
-        Request { service, masquerade, direct, slot: schedule::NONE, choice: Choice::None };
+        FlowRequest { service, masquerade, direct, slot: schedule::NONE, choice: Choice::None };
     Ok(())
 }

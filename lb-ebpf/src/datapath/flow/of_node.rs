@@ -11,10 +11,7 @@ use lb_common::{
     Outcome,
     conntrack::{Flow, Tuple, flow_flags},
 };
-use lb_ebpf::{
-    parse::Packet,
-    rules::{self, forwarding::is_catch},
-};
+use lb_ebpf::{parse::Packet, rules};
 
 use super::{
     create, masquerade,
@@ -22,7 +19,6 @@ use super::{
 };
 use crate::datapath::{
     context::{Hook, HookContext},
-    device,
     early_return::either,
     link,
     scratch::{scratch, setup::NO_ADDRESS},
@@ -33,11 +29,11 @@ use crate::datapath::{
 /// already uses. False at the catch device: its packets enter the node again, and a flow to an endpoint begins only
 /// then.
 #[inline(always)]
-pub(crate) fn begins(skb: &Skb, packet: &Packet) -> bool {
-    rules::flow::may_begin_at_egress(packet.body, &packet.segment)
+pub(crate) fn begins(skb: &Skb, packet: &Packet, hook: Hook) -> bool {
+    hook == Hook::Egress
+        && rules::flow::may_begin_at_egress(packet.body, &packet.segment)
         && is_of_node(skb, packet.headers.l3)
         && flow_has_port(&packet.tuple) != 0
-        && !is_catch(&device::info(skb.context().device))
 }
 
 /// Whether `flow` is a connection of the node, but this packet, which has the tuple of that connection, belongs to the
@@ -45,7 +41,7 @@ pub(crate) fn begins(skb: &Skb, packet: &Packet) -> bool {
 /// offset of the packet's network header.
 #[inline(always)]
 pub(crate) fn is_of_other_flow(skb: &Skb, l3: u32, hook: Hook, flow: &Flow) -> bool {
-    rules::flow::is_of_other_flow(flow, hook == Hook::Egress, || is_of_node(skb, l3))
+    rules::flow::is_of_other_flow(flow, hook.is_egress(), || is_of_node(skb, l3))
 }
 
 /// Whether a socket of this network namespace has sent the packet through this device. False for a frame of a VLAN,

@@ -34,7 +34,7 @@ use crate::datapath::{
     fragments,
     icmp::{self, Translated},
     maps,
-    scratch::{scratch, setup::Request},
+    scratch::{scratch, setup::FlowRequest},
     service::{self, admit},
     settings,
     skb::Skb,
@@ -66,7 +66,7 @@ pub(crate) fn process(skb: &mut Skb) -> Option<Outcome> {
                 FlowCreation::Created | FlowCreation::CreatedRouted | FlowCreation::Stateless => {
                     forward(skb, packet).of_first_packet()
                 }
-                // The request names a backend, so there is always one.
+                // Never happens: the request names a backend, and `new_flow` rejects no requested flow.
                 FlowCreation::Reject => reported(packet, Outcome::NoBackend),
                 FlowCreation::NotCreated(outcome) => reported(packet, outcome),
             }
@@ -148,13 +148,18 @@ fn receive(skb: &mut Skb, packet: &mut Packet) -> Received {
     let Ok(scratch) = scratch() else { return Received::NotOurs };
     let Tunnel { outer, inner, .. } = *scratch.tunnel();
     match take_out(skb, packet, inner.wrapping_sub(outer)) {
-        Ok(()) if packet.has_invalid_flags() => Received::Dropped(Outcome::InvalidFlags),
-        Ok(()) if target == Target::FirstPacket && packet.segment.is_rst() => {
-            Received::Dropped(Outcome::StrayReset)
-        }
-        Ok(()) => received,
+        Ok(()) => inner_segment(packet, target).map_or_else(Received::Dropped, |()| received),
         Err(outcome) => Received::Dropped(outcome),
     }
+}
+
+/// Whether the flow of `target` may have this packet.
+#[inline(always)]
+fn inner_segment(packet: &Packet, target: Target) -> Result<(), Outcome> {
+    if target == Target::FirstPacket && matches!(packet.body, Body::Tcp | Body::Sctp) {
+        return admission::tunnelled_segment(&packet.segment).allow(packet.tuple.protocol);
+    }
+    if packet.has_invalid_flags() { Err(Outcome::InvalidFlags) } else { Ok(()) }
 }
 
 /// Whether tunnels of peers end at this device. Pods could forge the address of a peer, so no pods may be behind it.
@@ -240,7 +245,7 @@ fn leads_to(flow: &Flow, backend: &Address) -> bool {
 fn request(packet: &Packet) -> bool {
     match (scratch(), service(&packet.tuple)) {
         (Ok(scratch), Ok(service)) => {
-            *scratch.request() = Request {
+            *scratch.request() = FlowRequest {
                 service,
                 masquerade: false,
                 direct: false,

@@ -11,11 +11,9 @@ use lb_common::{
     conntrack::{Flow, NextHop, flow_flags, next_hop_flags},
 };
 use lb_ebpf::{
-    parse::{
-        Body, Packet, Part,
-        frame::{lengths, set_words},
-    },
+    parse::{Packet, frame::set_words},
     rewrite::FrameMut as _,
+    rules::forwarding::is_last_hop,
 };
 
 use crate::datapath::{
@@ -38,22 +36,15 @@ pub(super) fn next_hop(skb: &Skb, packet: &Packet, flow: &Flow) -> Option<&'stat
         return None;
     }
     let hop = next_hop::find(&skb.context(), flow.routed_from(&packet.tuple), &flow.to, clock::now())?;
-    (is_plain(packet) && fits(skb, packet, hop)).then_some(hop)
+    (packet.may_bypass_stack() && fits(skb, packet, hop)).then_some(hop)
 }
 
-/// Whether this is an unfragmented TCP or UDP packet in an untagged Ethernet frame.
-#[inline(always)]
-fn is_plain(packet: &Packet) -> bool {
-    let transport = matches!(packet.body, Body::Tcp | Body::Udp);
-    transport && packet.headers.l3 == lengths::ETHERNET && packet.fragment.part == Part::Whole
-}
-
-/// Whether the packet, or the largest segment that the device will make of it, fits into the MTU, has hops left, and
-/// has no VLAN tag beside the frame.
+/// Whether the packet, or the largest segment that the device will make of it, fits into the MTU. The packet must also
+/// have hops left, and its skb must hold no VLAN tag outside the frame.
 #[inline(always)]
 fn fits(skb: &Skb, packet: &Packet, hop: &NextHop) -> bool {
     let hops = rewrite::hops_left(skb, &packet.headers).unwrap_or_default();
-    hops > 1 && !skb.is_tagged() && skb.largest(packet) <= u32::from(hop.mtu)
+    !is_last_hop(hops) && !skb.is_tagged() && skb.largest(packet) <= u32::from(hop.mtu)
 }
 
 /// Rewrites a packet and sends it to the next hop that [`next_hop`] has found.

@@ -40,8 +40,9 @@ pub(super) enum Forwarded {
 
 const _: () = assert!(size_of::<Forwarded>() == size_of::<Outcome>());
 
-/// Updates the flow of a packet, rewrites the packet and sends it on. `change` changes a packet whose backend gets a
-/// PROXY protocol header, before the packet is rewritten.
+/// Updates the flow of a packet, rewrites the packet and sends it on. If the backend gets a PROXY protocol header, the
+/// function first calls `change`, which changes the packet. If `change` returns an error, the packet is not forwarded,
+/// and that error is the result.
 #[inline(always)]
 pub(super) fn packet(
     skb: &mut Skb,

@@ -1,15 +1,16 @@
 //! Routed flows: wire devices lead to both client and backend, so the node is only a router between them.
 //!
-//! A masqueraded flow whose packets come in and go out through wire devices needs neither sockets nor the stack. VIP
-//! and client are exchanged for backend and node in one step where packets enter, and packets leave by the route that
-//! the kernel would take. The flow needs only one pair of entries. The XDP program serves such packets before there is
-//! an skb. This module serves those that neither XDP nor [`super::direct`] sends on, for example fragments, packets
-//! with options, and those whose neighbour is not resolved yet.
+//! A masqueraded flow whose packets come in and go out through wire devices needs neither sockets nor the stack. Where
+//! packets enter, the programs replace the addresses of client and VIP by those of node and backend in one step, and
+//! packets leave by the route that the kernel would take. The flow needs only one pair of entries. The XDP program
+//! serves such packets before there is an skb. This module serves those that neither XDP nor [`super::direct`] sends
+//! on, for example fragments, packets with options, and those whose neighbour is not resolved yet.
 
 use lb_common::{Outcome, conntrack::Flow};
 use lb_ebpf::{
     parse::{Body, Packet},
     reject::{time_exceeded, too_big},
+    rules::forwarding::is_last_hop,
 };
 
 use super::tunnel;
@@ -22,7 +23,7 @@ pub(crate) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Outcom
         let mtu = route::resolve(skb, flow.routed_from(&packet.tuple), &flow.to)?;
         conntrack::observe(packet, flow);
         let is_v4 = packet.headers.is_v4;
-        if rewrite::hops_left(skb, &packet.headers)? <= 1 {
+        if is_last_hop(rewrite::hops_left(skb, &packet.headers)?) {
             return reject::icmp_error(skb, packet, &time_exceeded(is_v4), Outcome::TimeExceeded);
         }
         let overhead = if flow.is_tunnelled() { tunnel::overhead(flow) } else { 0 };

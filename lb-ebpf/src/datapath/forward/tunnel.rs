@@ -18,6 +18,7 @@ use lb_ebpf::{
         Headers, Packet,
         frame::{Frame as _, lengths},
     },
+    rules::forwarding::is_last_hop,
 };
 
 use super::routed;
@@ -54,14 +55,14 @@ pub(crate) fn send_stateless(skb: &mut Skb, packet: &Packet) -> Outcome {
     })
 }
 
-/// Sends an ICMP error about a packet of a backend on another node to that node. `icmp` has left the key of the
-/// packet's flow in `SCRATCH`.
+/// Sends an ICMP error about a packet of a backend through a tunnel to the node of that backend. `icmp` has left the
+/// key of the packet's flow in `SCRATCH`.
 #[inline(never)]
 pub(crate) fn send_error(skb: &mut Skb, headers: &Headers) -> Outcome {
     outcome_of(|| {
         let flow = conntrack::lookup(scratch()?.error_key()).ok_or(Outcome::UnknownIcmpError)?;
         route::resolve(skb, &flow.to, &flow.to)?;
-        if rewrite::hops_left(skb, headers)? <= 1 {
+        if is_last_hop(rewrite::hops_left(skb, headers)?) {
             // An ICMP error is never answered with an ICMP error (RFC 1122 §3.2.2).
             return Err(Outcome::NoRoute);
         }

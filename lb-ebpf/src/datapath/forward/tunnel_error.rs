@@ -1,8 +1,8 @@
-//! ICMP errors about tunnelled packets, from a router between two nodes or from the other node.
+//! ICMP errors about tunnelled packets, from the node at the other end of the tunnel or from a router on the way to it.
 //!
 //! Such an error quotes the outer header, so it comes to this node, whose stack has no use for it. The program takes
 //! the client's packet out of the quote, and turns it into an ICMP error from its destination, the VIP, as if this node
-//! had met the obstacle itself. So a client discovers the MTU of the way that the tunnel takes.
+//! had met the obstacle itself. So a client discovers the MTU of the path that the tunnel takes.
 
 use lb_common::{Outcome, conntrack::Tuple};
 use lb_ebpf::{
@@ -56,13 +56,13 @@ fn find(skb: &Skb, headers: &Headers) -> bool {
     }
 }
 
-/// Parses the packet inside that tunnel; returns false unless its flow leads through the tunnel and the error is for the
-/// node that began the tunnel, because anybody can send an ICMP error.
+/// Parses the packet inside that tunnel. Returns false unless the packet's flow leads through the tunnel and the error
+/// is for the node that began the tunnel: anybody can send an ICMP error.
 #[inline(never)]
 fn parse(skb: &Skb, error: &Packet, packet: &mut Packet) -> bool {
     let Ok(scratch) = scratch() else { return false };
     let tunnel = scratch.tunnel();
-    // As if the packet followed an ICMP header.
+    // `parse_quoted` expects an ICMP header before the packet, so these headers place one there.
     let message = Headers { l4: tunnel.inner.wrapping_sub(lengths::ICMP), ..error.headers };
     let Ok(quoted) = parse_quoted(skb, &message) else { return false };
     // The answer quotes 8 bytes of the transport header.
@@ -71,7 +71,8 @@ fn parse(skb: &Skb, error: &Packet, packet: &mut Packet) -> bool {
     }
     packet.tuple = quoted.tuple;
     packet.headers = quoted.headers;
-    // `icmp_error` checks only whether the packet is a later fragment, and `parse_quoted` accepts no quote of one.
+    // Any body except that of a later fragment will do: `icmp_error` checks for nothing else, and `parse_quoted`
+    // accepts no quote of a later fragment.
     packet.body = Body::Udp;
     error.tuple.destination == tunnel.source
         && conntrack::lookup(&quoted.tuple).is_some_and(|flow| {

@@ -1,26 +1,26 @@
 //! Fragments that enter the node before the first one of their datagram.
 //!
 //! They are stored in a ring, where each new one replaces the oldest: no agent is needed, the memory is bounded, and a
-//! flood of forged fragments displaces only other early fragments. Each place has a control word, which all CPUs change
+//! flood of forged fragments displaces only other early fragments. Each slot has a control word, which all CPUs change
 //! atomically:
 //!
-//! | control word | the place |
+//! | control word | the slot |
 //! |---|---|
 //! | ticket, `HELD` | has the fragment with this ticket |
 //! | ticket, `BUSY` | a CPU writes or reads it |
 //! | ticket, `TAKEN` | had that fragment, or is empty (ticket 0) |
 //!
 //! Tickets count fragments. The fragments with the same hash form a list: `heads` has the ticket of the latest one, and
-//! each place has the ticket of the previous one. A list ends at the first place that has been overwritten, since all
-//! earlier places of the list have been overwritten by then.
+//! each slot has the ticket of the previous one. A list ends at the first slot that has been overwritten, since all
+//! earlier slots of the list have been overwritten by then.
 //!
 //! No fragment waits twice: the copies of fragments that have waited are marked, and no marked packet waits. So each
 //! packet that enters the node has at most one copy.
 //!
-//! No fragment stays in the ring if its first fragment arrives on another CPU at the same time. The CPU with the first
-//! fragment writes `FRAGMENTS`, then reads the list, and skips busy places. The CPU with the early fragment adds it to
-//! the list, marks its place as held, then looks into `FRAGMENTS` again, and takes the fragment back if the datagram
-//! has an entry by now.
+//! No fragment stays in the ring if the first fragment of its datagram arrives on another CPU at the same time. The CPU
+//! with the first fragment writes `FRAGMENTS`, then reads the list, and skips busy slots. The CPU with the early
+//! fragment adds it to the list, marks its slot as held, then looks into `FRAGMENTS` again, and takes the fragment
+//! back if the datagram has an entry by now.
 
 use aya_ebpf::{
     bindings::{__sk_buff, BPF_CSUM_LEVEL_RESET, BPF_F_INGRESS},
@@ -40,20 +40,20 @@ use crate::datapath::{
     words::{compare_exchange, exchange, fetch_add},
 };
 
-/// Places in the ring.
-const PLACES: u32 = 1024;
+/// Slots in the ring.
+const SLOTS: u32 = 1024;
 /// Number of lists, a power of two.
 const LISTS: u64 = 4096;
-/// The longest IP packet that is held, in bytes: enough for an MTU of 1,500, and it makes each place 2 KB large.
+/// The longest IP packet that is held, in bytes: enough for an MTU of 1,500, and it makes each slot 2 KB large.
 const MAX_BYTES: u32 = 1984;
-/// The most places of a list that are visited. A datagram of 64 KB has 45 fragments of 1,500 bytes.
+/// The most slots of a list that are visited. A datagram of 64 KB has 45 fragments of 1,500 bytes.
 const MAX_VISITS: u32 = 128;
 
 /// `skb->tc_index` of a copy of a fragment that has waited. The field keeps its value until the packet leaves the
 /// machine, and packets from outside do not have this value. (Qdiscs that read the field read its lower bits.)
 const RELEASED: u32 = 0x8000;
 
-/// State of a place, in the lowest bits of its control word.
+/// State of a slot, in the lowest bits of its control word.
 mod state {
     pub(super) const TAKEN: u64 = 0;
     pub(super) const HELD: u64 = 1;
@@ -61,9 +61,9 @@ mod state {
     pub(super) const BITS: u32 = 2;
 }
 
-/// A place in the ring.
+/// A slot in the ring.
 #[repr(C)]
-struct Place {
+struct RingSlot {
     control: u64,
     /// Ticket of the previous fragment in its list.
     previous: u64,
@@ -74,7 +74,7 @@ struct Place {
     packet: [u8; MAX_BYTES as usize],
 }
 
-const _: () = assert!(size_of::<Place>() == 2048);
+const _: () = assert!(size_of::<RingSlot>() == 2048);
 
 #[repr(C)]
 struct Lists {
@@ -84,7 +84,7 @@ struct Lists {
 }
 
 #[btf_map]
-static EARLY_FRAGMENTS: Array<Place, { PLACES as usize }> = Array::new();
+static EARLY_FRAGMENTS: Array<RingSlot, { SLOTS as usize }> = Array::new();
 
 #[btf_map]
 static EARLY_LISTS: Array<Lists, 1> = Array::new();
@@ -93,7 +93,7 @@ static EARLY_LISTS: Array<Lists, 1> = Array::new();
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(super) enum Held {
-    /// The fragment does not wait: it is empty, truncated or too long, or other CPUs use its place or keep changing its
+    /// The fragment does not wait: it is empty, truncated or too long, or other CPUs use its slot or keep changing its
     /// list.
     No = 0,
     /// The fragment waits for the first one.
@@ -103,8 +103,8 @@ pub(super) enum Held {
 }
 
 #[inline(always)]
-fn place(ticket: u64) -> Option<*mut Place> {
-    EARLY_FRAGMENTS.get_ptr_mut(ticket as u32 % PLACES)
+fn slot(ticket: u64) -> Option<*mut RingSlot> {
+    EARLY_FRAGMENTS.get_ptr_mut(ticket as u32 % SLOTS)
 }
 
 /// The head of the list of a datagram. (The seed of the flow table is secret, so an attacker cannot fill the list of
@@ -121,7 +121,7 @@ fn head(lists: *mut Lists, key: &FragmentKey) -> Option<*mut u64> {
 }
 
 /// Stores a later fragment until the first one of its datagram enters the node, or another early fragment takes its
-/// place in the ring.
+/// slot in the ring.
 #[inline(always)]
 pub(super) fn hold(skb: &Skb, packet: &Packet, key: &FragmentKey) -> Held {
     let (l3, length) = (packet.headers.l3, packet.length);
@@ -132,28 +132,28 @@ pub(super) fn hold(skb: &Skb, packet: &Packet, key: &FragmentKey) -> Held {
     let Some(head) = head(lists, key) else { return Held::No };
     // SAFETY: as in `head`; programs change the word atomically.
     let ticket = unsafe { fetch_add(&raw mut (*lists).tickets, 1) } + 1;
-    let Some(place) = place(ticket) else { return Held::No };
+    let Some(slot) = slot(ticket) else { return Held::No };
     let (busy, held, taken) = controls(ticket);
     // SAFETY: the pointer is that of an array element, which lives as long as the program runs. Control words are
-    // aligned and changed atomically. A CPU that has made a place busy is the only one that writes the rest.
+    // aligned and changed atomically. A CPU that has made a slot busy is the only one that writes the rest.
     unsafe {
-        let control = &raw mut (*place).control;
+        let control = &raw mut (*slot).control;
         let before = control.read_volatile();
-        // If this CPU was interrupted after it took the ticket, a fragment with a higher ticket may have the place
+        // If this CPU was interrupted after it took the ticket, a fragment with a higher ticket may have the slot
         // already, and keeps it.
         let is_mine = before & state::BUSY == 0 && before >> state::BITS < ticket;
         if !is_mine || !compare_exchange(control, before, busy) {
             return Held::No;
         }
-        (*place).key = *key;
-        (*place).seen = now();
-        (*place).length = length;
-        let bytes = &mut (*place).packet;
+        (*slot).key = *key;
+        (*slot).seen = now();
+        (*slot).length = length;
+        let bytes = &mut (*slot).packet;
         if skb.load_bytes(l3, bytes, clamped::<1, MAX_BYTES>(length)).is_err() {
             exchange(control, taken);
             return Held::No;
         }
-        if !add_to_list(head, place, ticket) {
+        if !add_to_list(head, slot, ticket) {
             exchange(control, taken);
             return Held::No;
         }
@@ -168,25 +168,25 @@ pub(super) fn hold(skb: &Skb, packet: &Packet, key: &FragmentKey) -> Held {
     Held::Yes
 }
 
-/// The control words of a place with this ticket: busy, held and taken.
+/// The control words of a slot with this ticket: busy, held and taken.
 #[inline(always)]
 const fn controls(ticket: u64) -> (u64, u64, u64) {
     let word = ticket << state::BITS;
     (word | state::BUSY, word | state::HELD, word | state::TAKEN)
 }
 
-/// Makes a place the head of a list. Fails if other CPUs add to the same list again and again.
+/// Makes a slot the head of a list. Fails if other CPUs add to the same list again and again.
 ///
 /// # Safety
 ///
-/// The pointers are those of array elements, and the caller has made the place busy.
+/// The pointers are those of array elements, and the caller has made the slot busy.
 #[inline(always)]
-unsafe fn add_to_list(head: *mut u64, place: *mut Place, ticket: u64) -> bool {
+unsafe fn add_to_list(head: *mut u64, slot: *mut RingSlot, ticket: u64) -> bool {
     for _ in 0..4 {
         // SAFETY: see above.
         unsafe {
             let latest = head.read_volatile();
-            (&raw mut (*place).previous).write_volatile(latest);
+            (&raw mut (*slot).previous).write_volatile(latest);
             if compare_exchange(head, latest, ticket) {
                 return true;
             }
@@ -200,7 +200,7 @@ struct Walk {
     skb: *mut __sk_buff,
     device: u32,
     l3: u32,
-    /// The ticket of the place to visit next.
+    /// The ticket of the slot to visit next.
     ticket: u64,
     key: FragmentKey,
     now: Tick,
@@ -217,7 +217,7 @@ struct Walk {
 #[inline(never)]
 pub(super) fn release(skb: &mut Skb, packet: &Packet, key: &FragmentKey) -> bool {
     let Some(ticket) = latest(key) else { return true };
-    // A frame whose checksum the device computes, or that the device cuts into segments, cannot become another frame.
+    // If the device computes the checksum of the frame or cuts it into segments, the frame cannot carry other packets.
     let is_offloaded = skb.checksum() == Checksum::LeftToDevice || skb.segment_size().is_some();
     if is_offloaded || skb.length() as usize > MAX_FRAME {
         return true;
@@ -251,7 +251,7 @@ fn set_mark(raw: *mut __sk_buff, mark: u32) {
     unsafe { (&raw mut (*raw).tc_index).write_volatile(mark) };
 }
 
-/// The latest fragment in the list of a datagram, if there is one.
+/// The ticket of the latest fragment in the list of a datagram; `None` if the list is empty.
 #[inline(always)]
 fn latest(key: &FragmentKey) -> Option<u64> {
     let lists = EARLY_LISTS.get_ptr_mut(0)?;
@@ -259,35 +259,35 @@ fn latest(key: &FragmentKey) -> Option<u64> {
     // BPF has no other barrier before Linux 6.15.
     // SAFETY: as in `head`; programs change the word atomically.
     let ticket = unsafe { fetch_add(head(lists, key)?, 0) };
-    let place = place(ticket)?;
+    let slot = slot(ticket)?;
     // SAFETY: the pointer is that of an array element, which lives as long as the program runs.
-    let control = unsafe { (&raw const (*place).control).read_volatile() };
+    let control = unsafe { (&raw const (*slot).control).read_volatile() };
     (ticket != 0 && control >> state::BITS == ticket).then_some(ticket)
 }
 
-/// Visits one place; returns 1 to end the walk. The kernel calls this function, so the verifier checks it once.
+/// Visits one slot; returns 1 to end the walk. The kernel calls this function, so the verifier checks it once.
 extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
     // SAFETY: `release` gave `bpf_loop` a pointer to its own value, which nothing else uses during the call.
     let walk = unsafe { &mut *context.cast::<Walk>() };
     let ticket = walk.ticket;
-    let Some(place) = place(ticket) else { return 1 };
+    let Some(slot) = slot(ticket) else { return 1 };
     let (busy, held, taken) = controls(ticket);
-    // SAFETY: as in `hold`. Key, length and bytes may be those of another fragment until this CPU has made the place
+    // SAFETY: as in `hold`. Key, length and bytes may be those of another fragment until this CPU has made the slot
     // busy, which works only while the ticket is the same.
     unsafe {
-        let control = &raw mut (*place).control;
+        let control = &raw mut (*slot).control;
         if ticket == 0 || control.read_volatile() >> state::BITS != ticket {
             return 1;
         }
-        walk.ticket = (&raw const (*place).previous).read_volatile();
-        if !FragmentedDatagram::may_wait((*place).seen, walk.now) {
-            // All previous fragments of the list are older.
+        walk.ticket = (&raw const (*slot).previous).read_volatile();
+        if !FragmentedDatagram::may_wait((*slot).seen, walk.now) {
+            // This fragment is too old, and all previous ones of the list are even older.
             return 1;
         }
-        if (*place).key != walk.key || !compare_exchange(control, held, busy) {
+        if (*slot).key != walk.key || !compare_exchange(control, held, busy) {
             return 0;
         }
-        let goes_on = send(walk, &(*place).packet, (*place).length);
+        let goes_on = send(walk, &(*slot).packet, (*slot).length);
         exchange(control, taken);
         i64::from(!goes_on)
     }
@@ -318,9 +318,9 @@ fn set_aside(skb: &Skb) -> Option<u32> {
     if length == 0 || length as usize > MAX_FRAME {
         return None;
     }
-    // If the device has verified the checksum of this packet, that says nothing about the fragments that the frame
-    // carries next.
-    // SAFETY: the context is that of this program, and the helper moves nothing.
+    // The device may have verified the checksum of this packet. That says nothing about the fragments that the frame
+    // carries next, so the program makes the kernel forget it.
+    // SAFETY: the context is that of this program, and the helper does not move packet data.
     let _result = unsafe { bpf_csum_level(skb.ctx.skb.skb, u64::from(BPF_CSUM_LEVEL_RESET)) };
     let frame = scratch().ok()?.frame();
     skb.load_bytes(0, frame, clamped::<1, { MAX_FRAME as u32 }>(length)).ok()?;

@@ -1,5 +1,5 @@
-//! Fragments: only the first fragment of a datagram has the ports. Behind IPv6 options, only the first one names the
-//! transport protocol.
+//! Fragments: only the first fragment of a datagram has the ports. If IPv6 options follow the fragment header, only the
+//! first fragment names the transport protocol.
 //!
 //! The programs record the ports and the protocol of a first fragment in `FRAGMENTS` until all fragments of the
 //! datagram have been seen, for at most about 30 s. Later fragments that enter the node before the first one wait in
@@ -30,7 +30,7 @@ enum At {
     /// The fragment leaves the node.
     Egress = 1,
     /// The fragment enters the node in a tunnel. Such a fragment is not held: the node that sends into the tunnel holds
-    /// early fragments, and sends the first one before them.
+    /// fragments that arrive before the first one of their datagram, and sends them after it.
     Tunnel = 2,
 }
 
@@ -39,7 +39,7 @@ impl From<Hook> for At {
     fn from(hook: Hook) -> Self {
         match hook {
             Hook::Ingress => Self::Ingress,
-            Hook::Egress => Self::Egress,
+            Hook::Egress | Hook::Catch => Self::Egress,
         }
     }
 }
@@ -115,7 +115,7 @@ extern "C" fn fragment_later(raw: *mut __sk_buff, packet: *mut Packet, at: u32) 
     later as u32
 }
 
-/// Handles a later fragment that enters the node, of an unknown datagram.
+/// Handles a later fragment of an unknown datagram at ingress.
 #[inline(always)]
 fn early(skb: &Skb, packet: &mut Packet, key: &FragmentKey) -> Later {
     if !may_be_held(packet.tuple.protocol, key) {
@@ -173,7 +173,8 @@ fn boundaries_of(skb: &Skb, packet: &Packet) -> u64 {
     packet.span(skb).map_or(0, Span::boundaries)
 }
 
-/// Whether a later fragment may belong to a Service, and its header names a protocol with ports.
+/// Whether a later fragment may belong to a Service, and its header names TCP or UDP. (The programs do not translate
+/// fragments of SCTP.)
 #[inline(always)]
 fn may_be_held(protocol: u8, key: &FragmentKey) -> bool {
     matches!(protocol, protocol::TCP | protocol::UDP) && may_be_of_service(key)
@@ -226,7 +227,7 @@ pub(super) fn remember_inner(skb: &mut Skb, packet: &Packet) {
 /// Returns `outcome`, or [`Outcome::RewriteFailed`] if the packet could not be restored.
 #[inline(always)]
 pub(super) fn remember_outcome(skb: &mut Skb, packet: &Packet, hook: Hook, outcome: Outcome) -> Outcome {
-    if hook == Hook::Egress || packet.fragment.part != Part::First {
+    if hook.is_egress() || packet.fragment.part != Part::First {
         return outcome;
     }
     let becomes = match (outcome, outcome.verdict()) {
@@ -262,7 +263,7 @@ extern "C" fn fragment_first(raw: *mut __sk_buff, packet: *const Packet, at: u32
     u32::from(!releases || early::release(&mut skb, packet, &key))
 }
 
-/// Inserts the treatment of a datagram; `becomes` is a [`Becomes`].
+/// Inserts an entry that says what happens to the other fragments of this datagram; `becomes` is a [`Becomes`].
 #[inline(never)]
 fn insert(skb: &Skb, packet: &Packet, key: &FragmentKey, becomes: u32) {
     let Tuple { source_port, destination_port, mut protocol, .. } = packet.tuple;

@@ -36,7 +36,7 @@ impl Found {
     }
 }
 
-/// The lookup takes the mark of the packet into account. (Linux 6.10.)
+/// Flag: the lookup takes the mark of the packet into account (since Linux 6.10).
 const BPF_FIB_LOOKUP_MARK: u32 = 1 << 5;
 
 /// A length that fits every route. (With 0, the kernel would not report the MTU of the route.)

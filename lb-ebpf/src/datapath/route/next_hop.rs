@@ -6,8 +6,8 @@ use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use lb_common::{
     capacity,
     conntrack::{CachedNextHop, NextHop, NextHopKey, RouteInputs, Tick, Tuple, next_hop_flags},
-    device_flags,
 };
+use lb_ebpf::rules::forwarding::next_hop_flags_of;
 
 use super::{ANY_LENGTH, Found, found, lookup};
 use crate::datapath::{context::HookContext, device, settings, words};
@@ -39,8 +39,8 @@ pub(crate) fn find(
 #[inline(always)]
 fn cached(key: &NextHopKey) -> Option<&'static mut CachedNextHop> {
     let cached = NEXT_HOPS.get_ptr_mut(key.slot())?;
-    // SAFETY: the element belongs to this CPU alone and lives as long as the program runs, and programs on these hooks
-    // run with bottom halves disabled, so no other of them runs on it before this one ends. A program holds one such
+    // SAFETY: the element belongs to this CPU alone and lives as long as the program runs. Programs on these hooks run
+    // with bottom halves disabled, so no other program uses the element before this one ends. A program holds one such
     // reference at a time: that of `store` ends before `find` looks up the next hop of the packet. Every bit pattern is
     // valid.
     Some(unsafe { &mut *cached })
@@ -77,16 +77,7 @@ fn note(result: Found, hop: &mut NextHop, now: Tick) {
     if result == Found::Route {
         (hop.destination, hop.source) = route.macs();
         (hop.device, hop.mtu) = (route.device, route.mtu());
-        let flags = device::info(route.device).flags;
-        hop.flags |= next_hop_flags::KNOWN | next_hop_flags::FRESH;
-        if flags & device_flags::XDP_REDIRECT_TARGET != 0 {
-            hop.flags |= next_hop_flags::XDP_REDIRECT_TARGET;
-        }
-        if flags & device_flags::XDP_TX != 0 {
-            hop.flags |= next_hop_flags::XDP_TX;
-        }
-        if flags & device_flags::REDIRECT_PEER != 0 {
-            hop.flags |= next_hop_flags::REDIRECT_PEER;
-        }
+        let of_device = next_hop_flags_of(device::info(route.device).flags);
+        hop.flags |= next_hop_flags::KNOWN | next_hop_flags::FRESH | of_device;
     }
 }

@@ -18,7 +18,7 @@ pub(crate) mod socket;
 
 use self::{
     route::Route,
-    setup::{FlowSetup, Keys, Request},
+    setup::{FlowRequest, FlowSetup, Keys},
     socket::SocketTuple,
 };
 
@@ -28,7 +28,7 @@ pub(crate) const MAX_FRAME: usize = 2048;
 /// This CPU's element of `SCRATCH`, looked up once and borrowed field by field.
 ///
 /// References to different fields may exist at once. A function that holds a reference to a field calls no function
-/// that borrows the same field.
+/// that borrows the same field (`lb-common/tests/scratch.rs` checks this).
 #[derive(Clone, Copy)]
 pub(crate) struct Scratch(*mut Fields);
 
@@ -53,9 +53,9 @@ macro_rules! fields {
                 pub(crate) fn $field(self) -> &'static mut $type {
                     // SAFETY: the pointer is that of a map element, which lives as long as the program runs. The
                     // element belongs to this CPU alone, and programs on these hooks run with bottom halves disabled,
-                    // so no other of them runs on it before this one ends. No reference to the whole element exists,
-                    // and the functions of this program never hold two references to one field (see `Scratch`). The
-                    // kernel fills the element with zeros, which are valid for every field.
+                    // so no other program uses the element before this one ends. No reference to the whole element
+                    // exists, and the functions of this program never hold two references to one field (see
+                    // `Scratch`). The kernel fills the element with zeros, which are valid for every field.
                     unsafe { &mut (*self.0).$field }
                 }
             )+
@@ -65,7 +65,7 @@ macro_rules! fields {
 
 fields! {
     /// The flow that the packet requests.
-    request: Request,
+    request: FlowRequest,
     /// The flow that is being created.
     setup: FlowSetup,
     /// Keys of a connection that ends.
@@ -76,7 +76,7 @@ fields! {
     overflow_flow: Flow,
     /// Key of the flow that an ICMP error is about.
     error_key: Tuple,
-    /// The tunnel that the current packet came through.
+    /// The tunnel that the current packet came through, or that the current ICMP error is about.
     tunnel: Tunnel,
     /// The route of the last lookup.
     route: Route,

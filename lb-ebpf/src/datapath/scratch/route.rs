@@ -65,8 +65,8 @@ impl Route {
         self.source = [0; 4];
     }
 
-    /// The address that the node itself would use as source, after a lookup with `BPF_FIB_LOOKUP_SRC`; `None` before
-    /// Linux 6.7, which does not report it.
+    /// The address that the node itself would use as source, after a lookup with `BPF_FIB_LOOKUP_SRC`; `None` on
+    /// kernels before Linux 6.7, which do not report it.
     #[inline(always)]
     pub(crate) fn source(&self) -> Option<Address> {
         let is_v4 = self.family == AF_INET;

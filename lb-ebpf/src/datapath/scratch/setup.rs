@@ -11,7 +11,7 @@ use crate::datapath::flow::table::{Inserted, Place};
 
 /// The flow that a packet requests.
 #[derive(Clone, Copy)]
-pub(crate) struct Request {
+pub(crate) struct FlowRequest {
     /// The service, with the backends that this client may use.
     pub(crate) service: Service,
     /// The slot of the backend.
@@ -75,8 +75,8 @@ impl FlowSetup {
         matches!(self.flags, flow_flags::ROUTED | flow_flags::AT_EGRESS) || self.is_masqueraded()
     }
 
-    /// Whether a socket of the node may have the source port: the source is an address of the node, or may be one (that
-    /// of a hairpin flow is the virtual address).
+    /// Whether a socket of the node may have the source port: the source is an address of the node or, in a hairpin
+    /// flow, the virtual address, which may be one.
     #[inline(always)]
     pub(crate) fn may_meet_socket(&self) -> bool {
         self.flags & flow_flags::HAIRPIN != 0 || self.has_port_of_node()
@@ -168,6 +168,6 @@ pub(crate) struct Keys {
     pub(crate) other_place: Place,
     /// For the flow log: the reverse entry of the flow whose forward entry has the key `other`.
     pub(crate) reply: Flow,
-    /// The key of the reverse entry of the first flow, if the connection is masqueraded.
+    /// If the connection is masqueraded: the key of the reverse entry of its first flow.
     pub(crate) first_reply: Tuple,
 }

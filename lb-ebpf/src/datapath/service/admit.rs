@@ -1,43 +1,33 @@
 //! Whether a flow may begin: with this packet, on this node, from this client.
 
 use aya_ebpf::btf_maps::lpm_trie::Key;
-use lb_common::{Address, Outcome, Service, SourceRange, handover::OVER};
+use lb_common::{Address, Service, SourceRange, handover::OVER};
 use lb_ebpf::{
-    parse::{Body, Packet},
+    parse::Packet,
     rules::admission::{self, Admission},
 };
 
-use crate::datapath::maps::{HANDOVER, SOURCE_RANGES};
+use crate::datapath::{
+    context::HookContext,
+    maps::{HANDOVER, SOURCE_RANGES},
+    settings,
+};
 
-/// Leaves a packet to the programs of an earlier map layout, which run next on the hook, if its flow may be in their
-/// maps.
+/// Whether a flow may begin with a packet like this one: [`admission::first_packet`].
 #[inline(always)]
-pub(crate) fn handover(packet: &Packet) -> Result<(), Outcome> {
+pub(crate) fn first_packet(context: &HookContext, packet: &Packet, service: &Service) -> Admission {
     let mode = HANDOVER.get(0).copied().unwrap_or(OVER);
-    let connection = matches!(packet.body, Body::Tcp | Body::Sctp);
-    if admission::is_left_to_earlier(mode, connection, &packet.segment) {
-        return Err(Outcome::LeftToEarlier);
-    }
-    Ok(())
+    let client = &packet.tuple.source;
+    let is_denied = || settings::is_denied(client);
+    let is_internal = || settings::is_internal(context, client);
+    admission::first_packet(mode, packet.body, &packet.segment, service, is_denied, is_internal)
 }
 
-/// Checks whether a flow may begin with this packet.
+/// Whether the service lets this packet begin a flow; `service` is the record for the client.
 #[inline(always)]
-pub(crate) fn first_packet(packet: &Packet, service: &Service) -> Result<(), Outcome> {
-    match packet.body {
-        // The first fragment was not translated, so this one must not be.
-        Body::LaterFragment => Err(Outcome::UnknownFragment),
-        Body::Tcp | Body::Sctp => {
-            admission::first_segment(&packet.segment, service).allow(packet.tuple.protocol)
-        }
-        Body::Udp | Body::IcmpError | Body::Echo => Ok(()),
-    }
-}
-
-/// Whether the service accepts packets of this client; `service` is the record for the client.
-#[inline(always)]
-pub(crate) fn client(service: &Service, client: &Address) -> Admission {
-    admission::packets_of(service, || is_in_source_range(service.id, client))
+pub(crate) fn packet(packet: &Packet, service: &Service) -> Admission {
+    let in_source_ranges = || is_in_source_range(service.id, &packet.tuple.source);
+    admission::packet(&packet.segment, packet.tuple.protocol, service, in_source_ranges)
 }
 
 #[inline(never)]

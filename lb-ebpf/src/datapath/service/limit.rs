@@ -20,13 +20,13 @@ static LIMITS: HashMap<u32, ConnectionLimits, { capacity::LIMITS }, { BPF_F_NO_P
     HashMap::new();
 
 /// The token buckets of the limits: the times (ns of the coarse clock) at which they will be full again. If there are
-/// too many clients, the LRU map evicts those that have not connected for the longest time. A client without a bucket
-/// has a full one.
+/// too many clients, the LRU map evicts those that have not connected for the longest time. A client without an entry
+/// has a full bucket.
 #[btf_map]
 static LIMIT_BUCKETS: LruHashMap<ServiceClient, u64, { capacity::LIMIT_BUCKETS }> = LruHashMap::new();
 
-/// Attempts to take a token of a bucket from which other CPUs take at the same time. If all attempts fail, the program
-/// admits the connection: that many collisions are rare, and a connection within the limit must not fail.
+/// Number of attempts to take a token from a bucket that other CPUs use at the same time. If all attempts fail, the
+/// program admits the connection: that many collisions are rare, and a connection within the limit must not fail.
 const ATTEMPTS: u32 = 4;
 
 /// Takes the tokens for a new connection. With `only_routed`, as for the XDP program, a connection that needs tokens is
@@ -44,8 +44,8 @@ pub(crate) fn admits(packet: &Packet, service: &Service, only_routed: bool) -> R
     }
 }
 
-/// Takes a token from each bucket that applies to the client: 1, or 0 if one of them has none. (A global function: the
-/// verifier checks it once. It assumes that any pointer may be null.)
+/// Takes a token from each bucket that applies to the client; returns 1, or 0 if one of the buckets is empty. (A global
+/// function: the verifier checks it once. It assumes that any pointer may be null.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn limit_take(client: *const Address, service: u32) -> u32 {

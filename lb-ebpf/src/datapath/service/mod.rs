@@ -10,8 +10,8 @@ use lb_ebpf::service::schedule::{self, BackendSearch};
 
 use crate::datapath::maps::{BACKENDS, SERVICES, TABLES};
 
-/// Attempts to read a record that the agent keeps replacing. After the last one the packet is dropped, or the system
-/// call fails.
+/// Number of attempts to read a record that the agent keeps replacing. After the last attempt the packet is dropped, or
+/// the system call fails.
 const ATTEMPTS: u32 = 4;
 
 /// The service of the destination of `tuple`.

@@ -17,8 +17,12 @@ pub(crate) fn lookup(address: &Address) -> Option<Vip> {
 /// The kind of an address at which no Service has the port of a packet or system call.
 #[inline(always)]
 pub(crate) fn unlisted_address(address: &Address, is_rst: bool) -> Unlisted {
-    let in_range = settings::is_in_service_range(address);
-    unlisted::unlisted(in_range, || lookup(address), settings::drops_unknown_vips, is_rst)
+    unlisted_by(address, || lookup(address), is_rst)
+}
+
+#[inline(always)]
+fn unlisted_by(address: &Address, vip: impl FnOnce() -> Option<Vip>, is_rst: bool) -> Unlisted {
+    unlisted::unlisted(settings::is_in_service_range(address), vip, settings::drops_unknown_vips, is_rst)
 }
 
 /// Decides about a packet to an address and port that no Service has.
@@ -36,11 +40,9 @@ pub(crate) fn echo(skb: &mut Skb, packet: &Packet) -> Outcome {
     match lookup(&packet.tuple.destination) {
         Some(vip) if vip.flags & vip_flags::ECHO != 0 => reject::echo(skb, packet),
         Some(_) => Outcome::NotTransport,
-        None if settings::drops_unknown_vips()
-            && settings::is_in_service_range(&packet.tuple.destination) =>
-        {
-            Outcome::UnknownVip
-        }
-        None => Outcome::NotTransport,
+        None => match unlisted_by(&packet.tuple.destination, || None, false) {
+            Unlisted::UnknownVip => Outcome::UnknownVip,
+            _ => Outcome::NotTransport,
+        },
     }
 }

@@ -9,6 +9,7 @@ use lb_ebpf::{
         frame::{Frame, Header, MAX_OFFSET, lengths},
     },
     rewrite::{FrameMut, lacks_checksum},
+    rules::forwarding::is_last_hop,
 };
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
@@ -104,7 +105,7 @@ pub(super) fn check(xdp: &Xdp, packet: &Packet, mtu: u32) -> Result<(), Outcome>
     } else {
         xdp.header::<Ipv6Hdr>(lengths::ETHERNET)?.hop_limit
     };
-    if length > mtu || length < lengths::IPV4 || hops <= 1 {
+    if length > mtu || length < lengths::IPV4 || is_last_hop(hops) {
         return Err(Outcome::OtherHook);
     }
     if lacks_checksum(xdp, packet, length)? {

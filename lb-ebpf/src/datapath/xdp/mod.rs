@@ -5,15 +5,12 @@
 
 use lb_common::{
     Outcome, Verdict,
-    conntrack::{Flow, NextHop, Tick, flow_flags, next_hop_flags},
+    conntrack::{Flow, NextHop, Tick, flow_flags},
 };
 use lb_ebpf::{
-    parse::{
-        Body, Layer, Packet, Part,
-        frame::{lengths, set_words},
-        is_plain_and, parse, parse_plain,
-    },
+    parse::{Layer, Packet, frame::set_words, is_plain_and, parse, parse_plain},
     rewrite::{self, FrameMut as _},
+    rules::forwarding::leaves_at_xdp,
 };
 
 mod frame;
@@ -40,7 +37,7 @@ use super::{
 /// about all others, and counts them. `None`: the fast path has counted the frame, which leaves through its exit.
 #[inline(always)]
 pub(crate) fn process(xdp: &mut Xdp) -> Option<Outcome> {
-    // (LLVM would compile a closure here as a subprogram.)
+    // (Not `is_some_and`: LLVM would compile its closure as a subprogram.)
     if let Some(filter) = Filter::get()
         && is_plain_and(xdp, NoFlow(filter))
     {
@@ -73,8 +70,8 @@ fn decide(xdp: &mut Xdp, known: FastPath) -> Result<Outcome, Outcome> {
 }
 
 /// The fast path of XDP. It handles plain packets of routed flows, except those that begin or end a flow, and leaves
-/// plain packets that have neither a flow nor a Service to tc. The fields of both kinds stay in registers; any other
-/// plain packet is stored for the slow path.
+/// plain packets that have neither a flow nor a Service to tc. The fields of these two kinds of packets stay in
+/// registers; the function stores any other plain packet for the slow path.
 #[inline(never)]
 fn fast_path(xdp: &mut Xdp) -> FastPath {
     let Some(table) = Table::get() else { return FastPath::NotPlain };
@@ -97,7 +94,7 @@ fn fast_path(xdp: &mut Xdp) -> FastPath {
     }
 }
 
-/// Counts a frame that is ready to be sent. The caller counts all others.
+/// Counts a frame that is ready to be sent. For any other frame, the caller of [`process`] decides whether to count it.
 #[inline(always)]
 fn counted(outcome: Outcome) -> FastPath {
     if !matches!(outcome.verdict(), Verdict::Route) {
@@ -151,18 +148,11 @@ fn send_stateless(xdp: &mut Xdp, packet: &Packet) -> Outcome {
     })
 }
 
-/// Parses a packet that is not plain, if XDP may send it on.
+/// Parses a packet that is not plain; returns an error if XDP must leave the packet to tc.
 #[inline(never)]
 fn parse_routable(xdp: &Xdp, packet: &mut Packet) -> Result<(), Outcome> {
     *packet = parse(xdp, Layer::Ethernet)?;
-    // A tagged packet is for a VLAN device on top of this one.
-    let untagged = packet.headers.l3 == lengths::ETHERNET;
-    let transport = matches!(packet.body, Body::Tcp | Body::Udp);
-    if untagged && transport && packet.fragment.part == Part::Whole {
-        Ok(())
-    } else {
-        Err(Outcome::OtherHook)
-    }
+    if packet.may_bypass_stack() { Ok(()) } else { Err(Outcome::OtherHook) }
 }
 
 /// Updates the flow of a packet, and rewrites the packet for its next hop.
@@ -186,9 +176,7 @@ fn find_exit(xdp: &mut Xdp, packet: &Packet, flow: &Flow, now: Tick) -> Result<&
     let context = xdp.context();
     let from = flow.routed_from(&packet.tuple);
     let hop = next_hop::find(&context, from, &flow.to, now).ok_or(Outcome::OtherHook)?;
-    let is_back = hop.device == context.device;
-    let needed = if is_back { next_hop_flags::XDP_TX } else { next_hop_flags::XDP_REDIRECT_TARGET };
-    if hop.flags & needed == 0 || !link::is_to(xdp, &hop.entrance) {
+    if !leaves_at_xdp(hop.flags, hop.device == context.device) || !link::is_to(xdp, &hop.entrance) {
         return Err(Outcome::OtherHook);
     }
     xdp.exit = hop.device;

@@ -3,7 +3,7 @@
 use lb_common::{
     FlowEventKind,
     conntrack::{Flow, Tuple, flow_flags},
-    flow_table::{Evict, Slot, Verdict},
+    flow_table::{Evict, EvictionClass, Slot},
 };
 use lb_ebpf::rules::flow;
 
@@ -23,13 +23,13 @@ pub(super) struct Eviction;
 
 impl Evict<Table> for Eviction {
     #[inline(always)]
-    fn verdict(&mut self, slot: Element) -> Verdict {
-        const EXPIRED: u32 = Verdict::Expired as u32;
-        const UNPROVEN: u32 = Verdict::Unproven as u32;
-        match flow_verdict(slot.index) {
-            EXPIRED => Verdict::Expired,
-            UNPROVEN => Verdict::Unproven,
-            _keep => Verdict::Keep,
+    fn class(&mut self, slot: Element) -> EvictionClass {
+        const EXPIRED: u32 = EvictionClass::Expired as u32;
+        const UNPROVEN: u32 = EvictionClass::Unproven as u32;
+        match flow_eviction_class(slot.index) {
+            EXPIRED => EvictionClass::Expired,
+            UNPROVEN => EvictionClass::Unproven,
+            _keep => EvictionClass::Keep,
         }
     }
 
@@ -50,28 +50,23 @@ impl Evict<Table> for Eviction {
     }
 }
 
-/// The [`Verdict`] on the entry in this slot.
+/// The [`EvictionClass`] of the entry in this slot.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn flow_verdict(index: u32) -> u32 {
-    let Some(slot) = slot(index) else { return Verdict::Keep as u32 };
+extern "C" fn flow_eviction_class(index: u32) -> u32 {
+    let Some(slot) = slot(index) else { return EvictionClass::Keep as u32 };
     // SAFETY: the pointer is that of an array element, which lives as long as the program runs. Other CPUs may change
     // the entry; the caller evicts it only if its control word is still the same.
-    verdict(unsafe { &*slot }) as u32
+    class(unsafe { &*slot }) as u32
 }
 
 #[inline(always)]
-fn verdict(Slot { key, flow, .. }: &Slot) -> Verdict {
+fn class(Slot { key, flow, .. }: &Slot) -> EvictionClass {
     if flow.is_tunnelled() {
-        return flow::eviction(flow, flow, now());
+        return flow::eviction(flow, None, now());
     }
-    let Some(reverse) = lookup(&flow.to.reversed()).filter(|reverse| leads_back(reverse, key)) else {
-        // Another CPU is creating or deleting the flow, or the other entry is lost. The entry then counts as that of a
-        // one-way flow.
-        return flow::eviction(flow, flow, now());
-    };
-    let (forward, reply) = if flow.is_reply() { (&*reverse, flow) } else { (flow, &*reverse) };
-    flow::eviction(forward, reply, now())
+    let reverse = lookup(&flow.to.reversed()).filter(|reverse| leads_back(reverse, key));
+    flow::eviction(flow, reverse.as_deref(), now())
 }
 
 /// Bit of the result of [`flow_evicted`]: the flow has another entry, whose key is in `SCRATCH`.
@@ -79,7 +74,7 @@ const HAS_REVERSE: u32 = 1;
 /// Bit of the result of [`flow_evicted`]: the entry is a reverse entry, so the other one is the forward entry.
 const IS_REPLY: u32 = 2;
 /// Bit of the result of [`flow_evicted`]: the flow is the second one of a masqueraded connection. `SCRATCH` has the key
-/// of the first one's reverse entry.
+/// of the first flow's reverse entry.
 const IS_SECOND: u32 = 4;
 
 /// Subtracts the flow from the active ones if the evicted entry in this slot is its forward entry. Returns bits for the

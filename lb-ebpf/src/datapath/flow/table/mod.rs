@@ -27,7 +27,7 @@ pub(crate) use self::{
 
 /// The result of [`find`].
 pub(crate) enum Found {
-    /// The table has no entry with the key.
+    /// Neither the table nor the overflow has an entry with the key.
     Absent,
     /// The flow of the entry, which is in the table.
     Flow(&'static mut Flow),
@@ -142,7 +142,7 @@ pub(crate) fn insert(key: &Tuple, flow: &Flow) -> Inserted {
     inserted.unwrap_or(Inserted::Full)
 }
 
-/// Inserts an entry if its key is new. If no place is free, the entry goes to the overflow if `anywhere` is not 0. The
+/// Inserts an entry if its key is new. If no place is free and `anywhere` is not 0, the entry goes to the overflow. The
 /// result is [`Inserted::number`].
 #[unsafe(no_mangle)]
 #[inline(never)]

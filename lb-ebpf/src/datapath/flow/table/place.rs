@@ -1,4 +1,5 @@
-//! Results of the operations on the flow table. Global functions of BPF return only numbers, so some types have a number.
+//! Results of the operations on the flow table. Global functions of BPF return only numbers, so some of the types have
+//! a number for each value.
 
 /// The place of one entry, valid until another entry takes that place. (The overflow does not tell successive entries
 /// with the same key apart: in the overflow, the place is that of the current entry.)
