@@ -1,4 +1,4 @@
-//! Compares `deploy/` with the agent: the flags and paths in it must exist, and its roles must grant exactly the
+//! Compares `deploy/` with the agent: the flags and paths in `deploy/` must exist, and its roles must grant exactly the
 //! permissions that the agent uses. `deploy/lint/check.py` checks the chart with Helm's library.
 
 use std::{
@@ -36,7 +36,7 @@ const FILES: [&str; 2] = ["lb-agent.yaml", "kubeadm.yaml"];
 /// The chart rendered with the load balancer controller and with announcements.
 const CONTROLLER: &str = "lint/controller.yaml";
 
-/// What `deploy/README.md` installs to move a cluster from kube-proxy node by node.
+/// The objects that `deploy/README.md` installs to move a cluster from kube-proxy to the agent, node by node.
 const MIGRATION: &str = "lint/migration.yaml";
 /// The ConfigMap and the DaemonSet that kubeadm creates for kube-proxy.
 const OF_KUBEADM: &str = "../lb-agent/src/config/testdata/kubeadm-objects.yaml";
@@ -191,13 +191,13 @@ fn controller_and_announcer_have_exactly_the_permissions_that_they_use() {
         &["create", "list", "watch", "update"],
     ));
     assert_eq!(granted(&rules), here.collect());
-    // RBAC cannot limit `create` by name. The other verbs are limited to the Lease of the class in the values, and to
-    // the ConfigMap of the voters.
+    // RBAC cannot limit `create` by name. The other verbs apply only to the Lease of the load balancer class that the
+    // chart's values name, and to the ConfigMap with the nodes that vote on announcements.
     let limited = rules.iter().filter(|rule| !rule.verbs.contains(&"create".to_owned()));
     let names: Vec<_> = limited.map(|rule| rule.resource_names.clone().unwrap()).collect();
     assert_eq!(names, [vec![lease_name(Some("example.com/Lb"))], vec![VOTERS.to_owned()]]);
 
-    // The Secret of `bgp.passwordSecrets`, and no other.
+    // The second Role lets the agent read only the Secret that `bgp.passwordSecrets` names.
     assert_eq!(
         (of_secret.metadata.namespace.as_deref(), name(of_secret)),
         (Some("metallb-system"), "lb-agent-tor")
@@ -245,7 +245,7 @@ fn containers_for_bgp_share_table_files_and_sockets_with_the_agent() {
     let variables = agent.env.clone().unwrap();
     let value = |name: &str| variables.iter().find(|it| it.name == name).unwrap().value.clone().unwrap();
     let (table, file) = (value("LB_AGENT_ANNOUNCE_TABLE"), value("LB_AGENT_BIRD_CONFIG"));
-    // The fence runs as a command of the agent's image, with the agent's routing table.
+    // The container `fence` runs a command of `lb-agent`, with the same routing table as the agent.
     let arguments = fence.args.clone().unwrap();
     Cli::try_parse_from([&["lb-agent".to_owned()], &arguments[..]].concat()).unwrap();
     assert!(arguments.windows(2).any(|pair| pair == ["--announce-table", &table]), "{arguments:?}");
@@ -374,7 +374,7 @@ fn config_map_of_kubeadm_has_the_files_that_the_pod_reads() {
         let variables = container.env.unwrap();
         let path = variables.iter().find(|variable| variable.name == "LB_AGENT_CONFIG").unwrap();
 
-        // Another folder stands for the mount, in the paths and in the files.
+        // A temporary folder replaces the mount path, in the environment variable and in the files.
         let dir = tempfile::tempdir().unwrap();
         let here = |text: &str| text.replace(&mount.mount_path, dir.path().to_str().unwrap());
         data.iter().for_each(|(key, text)| fs::write(dir.path().join(key), here(text)).unwrap());
@@ -387,7 +387,7 @@ fn config_map_of_kubeadm_has_the_files_that_the_pod_reads() {
         let Source::ApiServer(ApiServer::Kubeconfig(kubeconfig)) = config.source else { panic!("{file}") };
         let kubeconfig = Kubeconfig::read_from(kubeconfig).unwrap();
         let token = kubeconfig.auth_infos[0].auth_info.as_ref().unwrap().token_file.as_deref();
-        // The Pod has this file because it has a service account that is mounted by default.
+        // Kubernetes mounts this file by default, because the Pod does not set `automountServiceAccountToken`.
         assert_eq!(token, Some("/var/run/secrets/kubernetes.io/serviceaccount/token"));
         assert_eq!(pod.automount_service_account_token, None, "{file}");
     }
@@ -398,7 +398,7 @@ fn assert_declares(daemon_set: &DaemonSet, healthz: u16) {
     assert_eq!(ports[0].container_port, i32::from(healthz));
 }
 
-/// A probe by HTTP could reach another process that has the agent's port.
+/// Probes run `lb-agent ready`, because an HTTP probe could reach another process that has the agent's port.
 #[test]
 fn probes_ask_the_agent_of_the_container() {
     for file in FILES {
@@ -411,7 +411,8 @@ fn probes_ask_the_agent_of_the_container() {
             let Cli { kernel, command } = Cli::try_parse_from(words).unwrap();
             let Command::Ready(ready) = command else { panic!("{file}: parsed as {command:?}") };
             assert_eq!((words[0].as_str(), ready.live), ("/usr/local/bin/lb-agent", live), "{file}");
-            // Without the path in flags or environment, a mistake in the file of --config would make the probe fail.
+            // If neither a flag nor the environment names the BPF file system, the command reads the file of --config,
+            // and a mistake in that file would make the probe fail.
             let variables = container.env.as_ref().unwrap();
             assert!(
                 kernel.bpffs.is_some() || variables.iter().any(|variable| variable.name == "LB_AGENT_BPFFS")

@@ -9,7 +9,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// A router that is served on a free port until this is dropped.
+/// A router that is served on a free port until this value is dropped.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     task: JoinHandle<()>,

@@ -1,5 +1,5 @@
-//! Limits the number of log lines: about many similar errors, such as a mistake in a template that every generated
-//! object repeats, and about conditions that last.
+//! Keeps the log short: logs only the first few of many similar errors (for example, if every generated object repeats
+//! a mistake in a template), and logs a lasting condition only when it begins.
 
 use tracing::warn;
 

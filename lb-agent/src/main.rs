@@ -10,9 +10,9 @@ use lb_agent::{
     daemon::{self, ConfigFile},
 };
 
-/// File name of this binary under which kubectl finds it as its plugin `lb`.
+/// The file name under which kubectl finds this binary as the plugin `lb`.
 const PLUGIN: &str = "kubectl-lb";
-/// The configuration file that the package installs, which every command reads without `--config`.
+/// The configuration file that the package installs. If it exists and `--config` is not given, commands read it.
 const DEFAULT_CONFIG: &str = "/etc/lb-agent/config.yaml";
 
 fn main() -> ExitCode {

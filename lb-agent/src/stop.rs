@@ -1,5 +1,5 @@
-//! The request that the agent stop. A task that gets the request first hands over what this agent does for the cluster
-//! (such as announced addresses or a Lease), and then drops its receiver to report that it is done.
+//! The request to stop the agent. When a task gets the request, it hands over what this agent does for the cluster
+//! (such as announced addresses or a Lease). It then drops its receiver, to report that it is done.
 
 use std::future;
 

@@ -19,7 +19,7 @@ const CAPACITY: usize = 10_000;
 const BYTES: usize = 16 << 20;
 /// About how many bytes an entry takes in addition to its answer and its name.
 const OVERHEAD: usize = 256;
-/// Maximum time for which an answer is fresh: one with records, and a negative one.
+/// Maximum time for which an answer with records is fresh; `LONGEST_DENIAL` is the maximum for a negative answer.
 const LONGEST: Duration = Duration::from_secs(3600);
 const LONGEST_DENIAL: Duration = Duration::from_secs(1800);
 /// For how long after its expiry an answer may be served while no upstream server answers (RFC 8767).
@@ -57,7 +57,7 @@ struct Entry {
 }
 
 #[derive(Clone, Debug)]
-struct Answer {
+pub(crate) struct Answer {
     /// The encoded answer.
     bytes: Arc<[u8]>,
     stored: Instant,
@@ -75,8 +75,8 @@ struct Failure {
 #[derive(Debug)]
 pub(crate) enum Cached {
     Fresh(Message),
-    /// The answer has expired, and it is time to ask upstream again.
-    Expired,
+    /// The answer has expired, and the forwarder must ask upstream again. If that fails, clients get this answer.
+    Expired(Answer),
     /// The answer has expired, and the upstream servers have just failed.
     Stale(Message),
     /// The cache has no answer, and the upstream servers have just failed.
@@ -115,28 +115,26 @@ impl Cache {
         let known = match (answer, has_failed) {
             (Some(answer), _) if answer.age(now) < answer.lifetime => answer.aged(now).map(Cached::Fresh),
             (Some(answer), true) => answer.stale().map(Cached::Stale),
-            (Some(_), false) => Some(Cached::Expired),
+            (Some(answer), false) => Some(Cached::Expired(answer.clone())),
             (None, true) => Some(Cached::Failed),
             (None, false) => None,
         };
         known.unwrap_or(Cached::Unknown)
     }
 
-    /// Records that no upstream server has given a usable answer. Returns the expired answer to serve instead, if there
-    /// is one; for [`RECHECK`], [`Self::get`] also returns it, and no server is asked.
-    pub(crate) fn failed(&mut self, key: &Key, now: Instant) -> Option<Message> {
+    /// Records that no upstream server has given a usable answer. If there is an expired answer, [`Self::get`] returns
+    /// it for [`RECHECK`], and the forwarder asks no server meanwhile.
+    pub(crate) fn failed(&mut self, key: &Key, now: Instant) {
         let mut entry = self.entries.get(key).cloned().unwrap_or_default();
         entry.answer = entry.answer.filter(|answer| answer.age(now) <= answer.lifetime + STALE);
-        let stale = entry.answer.as_ref().and_then(Answer::stale);
         let before = entry.failure.map(|failure| failure.pause);
         let pause = match before {
-            _ if stale.is_some() => RECHECK,
+            _ if entry.answer.is_some() => RECHECK,
             Some(before) => (before * 2).clamp(FIRST_FAILURE, LONGEST_FAILURE),
             None => FIRST_FAILURE,
         };
         entry.failure = Some(Failure { until: now + pause, pause });
         self.entries.insert(key.clone(), entry);
-        stale
     }
 
     /// Stores an answer, if it has a [`lifetime`] and can be encoded whole. Otherwise removes what the cache has about
@@ -168,7 +166,8 @@ impl Answer {
         self.with_ttl(|ttl| ttl.saturating_sub(seconds))
     }
 
-    fn stale(&self) -> Option<Message> {
+    /// The answer with [`STALE_TTL`].
+    pub(crate) fn stale(&self) -> Option<Message> {
         self.with_ttl(|_| STALE_TTL)
     }
 
@@ -238,7 +237,7 @@ mod tests {
         cache.insert(key("a.example."), &found(60), start);
         let Cached::Fresh(message) = cache.get(&key("A.Example."), after(start, 20)) else { panic!() };
         assert_eq!(message.answers[0].ttl, 40);
-        assert!(matches!(cache.get(&key("a.example."), after(start, 60)), Cached::Expired));
+        assert!(matches!(cache.get(&key("a.example."), after(start, 60)), Cached::Expired(_)));
     }
 
     #[test]
@@ -246,10 +245,14 @@ mod tests {
         let (mut cache, start) = (Cache::default(), Instant::now());
         let key = key("a.example.");
         cache.insert(key.clone(), &found(60), start);
-        assert_eq!(cache.failed(&key, after(start, 100)).unwrap().answers[0].ttl, STALE_TTL);
-        assert!(matches!(cache.get(&key, after(start, 120)), Cached::Stale(_)));
-        assert!(matches!(cache.get(&key, after(start, 131)), Cached::Expired));
-        assert!(cache.failed(&key, after(start, 60 + 3601)).is_none());
+        cache.failed(&key, after(start, 100));
+        let Cached::Stale(message) = cache.get(&key, after(start, 120)) else { panic!() };
+        assert_eq!(message.answers[0].ttl, STALE_TTL);
+        let Cached::Expired(answer) = cache.get(&key, after(start, 131)) else { panic!() };
+        assert_eq!(answer.stale().unwrap().answers[0].ttl, STALE_TTL);
+        assert!(matches!(cache.get(&key, after(start, 60 + 3601)), Cached::Unknown));
+        cache.failed(&key, after(start, 60 + 3601));
+        assert!(matches!(cache.get(&key, after(start, 60 + 3601)), Cached::Failed));
     }
 
     #[test]
@@ -285,7 +288,7 @@ mod tests {
         let mut now = start;
         for seconds in [1, 2, 4, 5, 5] {
             assert!(matches!(cache.get(&key, now), Cached::Unknown));
-            assert!(cache.failed(&key, now).is_none());
+            cache.failed(&key, now);
             let end = after(now, seconds);
             assert!(matches!(cache.get(&key, end - Duration::from_millis(1)), Cached::Failed));
             now = end;

@@ -154,7 +154,7 @@ impl Writer<'_> {
     }
 }
 
-/// The name, in its own case, from text without a dot at its end.
+/// The absolute name for text without a dot at its end. Keeps upper and lower case.
 fn absolute(text: &str) -> Result<Name, ProtoError> {
     let mut name = Name::from_ascii(text)?;
     name.set_fqdn(true);

@@ -13,7 +13,7 @@ use crate::query::HEADER;
 
 /// The length of the shortest record: a compressed owner, type, class, TTL, and data of no bytes.
 const SHORTEST_RECORD: usize = 12;
-/// The first two bits of a pointer to a name; its offset has the other 14.
+/// The first two bits of a pointer to a name; the other 14 bits are the offset.
 const POINTER: u16 = 0xc000;
 
 /// Upper bound of the number of records in a message of `limit` bytes.

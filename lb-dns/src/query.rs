@@ -94,7 +94,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Query, Refusal> {
     check(message)
 }
 
-/// Refuses what no zone answers: other classes, transfers, versions of EDNS that do not exist yet.
+/// Refuses what no zone answers: classes other than IN, transfers, and versions of EDNS that do not exist yet.
 fn check(message: Message) -> Result<Query, Refusal> {
     let Message { metadata, queries, edns, .. } = message;
     let Some(question) = queries.into_iter().next() else { return Err(Refusal::Drop) };

@@ -131,7 +131,8 @@ impl Server {
         }
     }
 
-    /// Answers a query that needs no other server. `limit` bounds the number of records: see [`local::answer`].
+    /// Answers a query as far as this needs no other server. `limit` bounds the number of records: see
+    /// [`local::answer`].
     pub(crate) fn begin(&self, read: &Result<Query, Refusal>, limit: u16) -> Begun {
         let query = match read {
             Ok(query) => query,
@@ -178,7 +179,7 @@ impl Server {
     }
 }
 
-/// Appends the records of an upstream answer to those of `reply`, the aliases that lead to the name asked upstream.
+/// Appends the records of an upstream answer to `reply`, which has the aliases that lead to the name asked upstream.
 pub(crate) fn append(reply: &mut Message, query: &Query, mut answer: Message) {
     let asked = query.name();
     let Message { answers, authorities, .. } = &mut answer;

@@ -74,7 +74,7 @@ impl Servers {
             lock(&self.probes).push(Probe { name: name.clone(), server, has_returned: false });
             let question = Question::query(name, RecordType::HINFO);
             let ask = Ask { question, dnssec_ok: false, checking_disabled: false };
-            // Only whether the question comes back matters.
+            // The answer does not matter, only whether the question comes back.
             asked.spawn(async move { drop(timeout(PATIENCE, exchange(server, &ask)).await) });
         }
         asked.join_all().await;

@@ -56,8 +56,8 @@ impl Stats {
         registry.register("dns_upstream_failures", help, self.upstream_failures.clone());
         let help = "Forwarded questions that the cache answered";
         registry.register("dns_cache_hits", help, self.cache_hits.clone());
-        let help =
-            "Forwarded questions that the cache answered with expired records, because no upstream did";
+        let help = "Forwarded questions that the cache answered with expired records, because no upstream did or too many questions \
+                    were waiting";
         registry.register("dns_stale_answers", help, self.stale_answers.clone());
         let help = "Forwarded questions that failed at once, because no upstream answered them a moment ago";
         registry.register("dns_failure_cache_hits", help, self.failure_hits.clone());

@@ -56,15 +56,16 @@ pub(crate) async fn serve(server: Arc<Server>, listener: TcpListener) -> Infalli
     }
 }
 
-/// Answers the queries of a connection, each as soon as its answer is known, until the client closes it or is idle.
+/// Answers the queries of a connection, each as soon as its answer is known, until the client closes the connection or
+/// is idle.
 async fn serve_connection(server: Arc<Server>, stream: TcpStream) -> io::Result<()> {
     let (reader, writer) = stream.into_split();
     let (answers, due) = mpsc::channel(MOST_QUERIES);
     tokio::try_join!(read(server, reader, answers), write(writer, due)).map(|_| ())
 }
 
-/// Reads queries. Reserves a place in `answers` before it reads one, so it stops reading if the client receives
-/// nothing.
+/// Reads queries. Reserves a place in `answers` before it reads each query, so it stops reading if the client does not
+/// receive the answers.
 async fn read(
     server: Arc<Server>,
     mut reader: OwnedReadHalf,
@@ -96,7 +97,8 @@ async fn read(
     Ok(())
 }
 
-/// Sends answers until no query is left. An empty one, for an answer that could not be encoded, ends the connection.
+/// Sends answers until no query is left. An empty answer stands for one that could not be encoded, and ends the
+/// connection.
 async fn write(mut writer: OwnedWriteHalf, mut due: mpsc::Receiver<Vec<u8>>) -> io::Result<()> {
     while let Some(answer) = due.recv().await.filter(|answer| !answer.is_empty()) {
         let length = u16::try_from(answer.len()).map_err(io::Error::other)?;

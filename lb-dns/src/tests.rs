@@ -214,7 +214,7 @@ fn crowd(service_name: &str, count: u32) -> Names {
 fn opt_record_is_in_every_answer_and_tc_exactly_if_an_address_is_missing() {
     for count in (0..100).step_by(3) {
         let names = crowd("crowd", count);
-        // An address takes 16 bytes: the OPT record does not fit behind the last one at some of these sizes.
+        // An address record takes 16 bytes, so at some of these sizes the OPT record does not fit behind the last one.
         for size in (512..528).chain([1232]) {
             let asked = with_size(question("crowd.n.svc.cluster.local.", RecordType::A), size);
             let bytes = bytes_of(&names, &asked);
@@ -480,7 +480,7 @@ async fn silent_upstream_delays_an_answer_by_half_a_second_at_most() {
 }
 
 /// An upstream server that answers after `delay` with this code, and with an address if the code is NOERROR.
-async fn late_upstream(delay: Duration, code: ResponseCode) -> SocketAddr {
+pub(crate) async fn late_upstream(delay: Duration, code: ResponseCode) -> SocketAddr {
     let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = udp.local_addr().unwrap();
     let udp = Arc::new(udp);
@@ -581,8 +581,8 @@ async fn questions_without_recursion_are_answered_for_our_names_only() {
 
 #[tokio::test]
 async fn burst_of_queries_is_answered_whole() {
-    // More than fit into the default receive buffer, but fewer than fit into the largest one that an unprivileged
-    // process may set.
+    // Number of queries: more than fit into the default receive buffer, but fewer than fit into the largest buffer that
+    // an unprivileged process may set.
     const BURST: usize = 400;
     let (server, _) = serve().await;
     let asked = question("web.n.svc.cluster.local.", RecordType::A).to_vec().unwrap();

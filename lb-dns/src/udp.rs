@@ -55,7 +55,7 @@ async fn answer(server: &Arc<Server>, socket: &Arc<UdpSocket>, client: SocketAdd
     let admission = server.clients.admit(client.ip(), Instant::now());
     server.stats.refused_clients.inc_by((admission == Admission::Refuse).into());
     server.stats.rate_limited.inc_by([Admission::Slip, Admission::Drop].contains(&admission).into());
-    // No client has port 0: the answer would go to a victim, or nowhere.
+    // No client has port 0, so such a query is forged: its answer would go to a victim, or nowhere.
     let is_dropped = admission == Admission::Drop || client.port() == 0;
     let read = if is_dropped { Err(Refusal::Drop) } else { query::read(bytes) };
     let limit = read.as_ref().map_or(u16::MAX, Query::udp_limit);

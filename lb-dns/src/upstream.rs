@@ -39,11 +39,11 @@ pub struct ServerCode {
     pub text: String,
 }
 
-/// Asks a server over UDP for an address of `name`, or, if that is empty, for the name servers of the root, as a health
-/// check does.
+/// For health checks: asks a server over UDP for an address of `name`, or, if `name` is empty, for the name servers of
+/// the root.
 ///
 /// # Errors
-/// An invalid name, and errors of the socket. The caller limits the time.
+/// An invalid name, and errors of the socket. The caller must limit the time: this function has no timeout.
 pub async fn response_code(server: SocketAddr, name: &str) -> io::Result<ServerCode> {
     let of_root = name.is_empty();
     let mut name = Name::from_ascii(name).map_err(io::Error::other)?;
@@ -95,8 +95,8 @@ fn encode(ask: &Ask, id: u16) -> io::Result<Vec<u8>> {
     query.to_vec().map_err(io::Error::other)
 }
 
-/// The message, if it is a response to a query. Responses to other operations are useless to clients: those to updates
-/// may even contain records without data, which only updates have (RFC 2136).
+/// The message, if it is a response to a query. Responses to other operations are useless to clients. Responses to
+/// updates may even contain records without data (RFC 2136), which responses to queries never have.
 pub(crate) fn read(bytes: &[u8]) -> Option<Message> {
     let message = Message::from_vec(bytes).ok()?;
     let is_answer = message.metadata.message_type == MessageType::Response;

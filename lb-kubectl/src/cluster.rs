@@ -31,7 +31,7 @@ pub(crate) struct Cluster {
 pub(crate) struct AgentNode {
     /// Name of the node.
     pub(crate) name: String,
-    /// Release of its kernel; `None` if the plugin could not list the Nodes, or the list lacks this one.
+    /// Release of the node's kernel; `None` if the plugin could not list the Nodes, or the list lacks this node.
     pub(crate) kernel: Option<String>,
     /// Name of the agent's Pod, or why there is none to ask.
     pub(crate) pod: Result<String, NodeError>,
@@ -41,7 +41,8 @@ impl Cluster {
     /// Finds the agents.
     ///
     /// # Errors
-    /// The kubeconfig is unusable, the API server does not answer or refuses to list Pods, or no Pod has the labels.
+    /// The kubeconfig is unusable, the API server does not answer or refuses to list Pods, or no Pod matches
+    /// `--selector`.
     pub(crate) async fn find(args: &ClusterArgs) -> anyhow::Result<Self> {
         let client = client(args).await?;
         let pods: Api<Pod> = Api::namespaced(client.clone(), &args.namespace);
@@ -61,10 +62,15 @@ impl Cluster {
                 args.selector
             );
         }
-        // If the Nodes cannot be listed, only the kernels and the nodes without an agent are missing.
         let nodes =
             time::timeout(args.limit(), all(&Api::all(client.clone()), "kubernetes.io/os=linux")).await;
-        let nodes = nodes.ok().and_then(Result::ok).unwrap_or_default();
+        let nodes = nodes.map_err(anyhow::Error::from).and_then(|listed| listed.map_err(Into::into));
+        let nodes = nodes.unwrap_or_else(|error| {
+            eprintln!(
+                "cannot list the Nodes: {error}; kernels, and nodes without an agent, are missing here"
+            );
+            Vec::new()
+        });
         Ok(Self { client, pods, nodes: agents_by_node(&agents, &nodes) })
     }
 }

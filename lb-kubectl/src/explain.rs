@@ -33,22 +33,22 @@ struct Part {
     page: Value,
 }
 
-/// A packet after the first program that has looked at it.
+/// A packet as it leaves the program that has handled it, according to a page of `lb-agent explain`.
 #[derive(Debug, PartialEq, Eq)]
 struct Next {
-    /// The source that the backend sees; that of the client if `is_masqueraded`.
+    /// The source that the backend sees; if `is_masqueraded`, the source before another program replaces it.
     from: String,
     backends: Vec<SocketAddr>,
     /// Whether another program replaces the source when the packet leaves the node.
     is_masqueraded: bool,
 }
 
-/// The program that is asked about a packet.
+/// The program of a node whose handling of a packet `lb-agent explain` must explain.
 #[derive(Clone, Copy, Debug)]
-enum Hook<'a> {
+enum HookChoice<'a> {
     /// The first one that the packet passes on the node.
     First,
-    /// The one through which the packet leaves the node by this device, if the device is known.
+    /// The tc egress program of the device by which the packet leaves the node; `None` if the device is unknown.
     Egress(Option<&'a str>),
 }
 
@@ -79,7 +79,7 @@ pub(crate) async fn explain(cluster_args: &ClusterArgs, args: &ExplainArgs) -> a
     Ok(())
 }
 
-/// The Pod's node, and the packet.
+/// The Pod's node, and the packet from the Pod to the Service.
 async fn question(cluster: &Cluster, args: &ExplainArgs) -> anyhow::Result<(String, Packet)> {
     let (pod, service) = (&args.pod, &args.service);
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &pod.namespace);
@@ -114,7 +114,8 @@ impl Walk<'_> {
             args.client_port.map_or_else(|| format!("{ip}"), |port| SocketAddr::new(ip, port).to_string())
         };
         let (from, to) = (source(self.packet.from), self.packet.to);
-        let page = self.ask(node, "from the Pod to the Service", (from.clone(), to), Hook::First).await?;
+        let page =
+            self.ask(node, "from the Pod to the Service", (from.clone(), to), HookChoice::First).await?;
         let Some(next) = Next::of(&page, &from) else {
             return Ok(format!("The packet gets no backend on node {node}."));
         };
@@ -133,7 +134,7 @@ impl Walk<'_> {
         };
         if !is_local {
             let ends = (from.clone(), backend);
-            self.ask(&second, "arrives at the backend's node", ends, Hook::First).await?;
+            self.ask(&second, "arrives at the backend's node", ends, HookChoice::First).await?;
         }
         let others = match next.backends.len() {
             1 => String::new(),
@@ -166,14 +167,14 @@ impl Walk<'_> {
         let client =
             from.parse().with_context(|| format!("node {node} names {from} as source of a packet"))?;
         // The packet leaves by the device through which its replies arrive.
-        let reply = self.explain(node, title, (&backend.to_string(), client), Hook::First).await?;
-        let egress = Hook::Egress(reply["device"].as_str());
+        let reply = self.explain(node, title, (&backend.to_string(), client), HookChoice::First).await?;
+        let egress = HookChoice::Egress(reply["device"].as_str());
         let page = self.ask(node, title, (from.clone(), backend), egress).await?;
         Ok(Next::of(&page, &from).map_or(from, |next| next.from))
     }
 
-    /// Explains the reply of the backend to its client, on the backend's node if that is another one, and on the Pod's
-    /// node. `device` is that of the Pod.
+    /// Explains the backend's reply to its client: first on the backend's node, if that is not the Pod's node, then on
+    /// the Pod's node. `device` is the Pod's device.
     async fn back(
         &mut self,
         (node, device): (&str, Option<&str>),
@@ -185,12 +186,12 @@ impl Walk<'_> {
         let title = if second == node {
             "the reply leaves the backend"
         } else {
-            self.ask(second, "the reply leaves the backend's node", ends.clone(), Hook::First).await?;
+            self.ask(second, "the reply leaves the backend's node", ends.clone(), HookChoice::First).await?;
             "the reply arrives at the Pod's node"
         };
-        let page = self.ask(node, title, ends.clone(), Hook::First).await?;
+        let page = self.ask(node, title, ends.clone(), HookChoice::First).await?;
         if let Some(ends) = left_to_egress(&page, ends, self.packet.to) {
-            self.ask(node, "the reply goes to the Pod", ends, Hook::Egress(device)).await?;
+            self.ask(node, "the reply goes to the Pod", ends, HookChoice::Egress(device)).await?;
         }
         Ok(())
     }
@@ -201,7 +202,7 @@ impl Walk<'_> {
         node: &str,
         title: &'static str,
         (from, to): (String, SocketAddr),
-        hook: Hook<'_>,
+        hook: HookChoice<'_>,
     ) -> anyhow::Result<Value> {
         let page = self.explain(node, title, (&from, to), hook).await?;
         self.parts.push(Part { node: node.to_owned(), title, from, to, page: page.clone() });
@@ -214,7 +215,7 @@ impl Walk<'_> {
         node: &str,
         title: &'static str,
         (from, to): (&str, SocketAddr),
-        hook: Hook<'_>,
+        hook: HookChoice<'_>,
     ) -> anyhow::Result<Value> {
         let known = self.cluster.nodes.iter().find(|known| known.name == node);
         let known =
@@ -232,7 +233,7 @@ impl Walk<'_> {
             "-o",
             "json",
         ];
-        if let Hook::Egress(device) = hook {
+        if let HookChoice::Egress(device) = hook {
             arguments.extend(["--at", "tc-egress"]);
             arguments.extend(device.iter().flat_map(|device| ["--device", device]));
         }
@@ -279,7 +280,8 @@ impl Next {
                 let candidates = page["backends"].as_array()?;
                 let backends =
                     candidates.iter().filter_map(|candidate| address(&candidate["backend"])).collect();
-                // The port of another source than the client is known only when the flow begins.
+                // If the node replaces the client's source, the page has only the new address: the new port is known
+                // only when the flow begins.
                 let other = candidates.first().and_then(|first| first["source"]["address"].as_str());
                 let from = other.unwrap_or(from).to_owned();
                 Some(Self { from, backends, is_masqueraded: false })
@@ -297,8 +299,9 @@ impl Next {
     }
 }
 
-/// The ends with which a reply leaves for the Pod, if a program at the Pod's device still has to translate the source
-/// of the reply to `vip`. `page` explains how the reply arrives on the Pod's node, with these `ends`.
+/// The source and destination with which a reply leaves for the Pod, if a program at the Pod's device still has to
+/// replace the source by `vip`. `page` explains how the reply arrives on the Pod's node; `ends` are its source and
+/// destination there.
 fn left_to_egress(page: &Value, ends: (String, SocketAddr), vip: SocketAddr) -> Option<(String, SocketAddr)> {
     match page["verdict"].as_str()? {
         "untouched" if page["outcome"] == "other_hook" => Some(ends),

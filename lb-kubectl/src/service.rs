@@ -15,7 +15,7 @@ use crate::{
     gather::{self, Answer},
 };
 
-/// The fields of a service port, as `lb-agent service list -o json` prints it, that this command compares.
+/// The fields of a service port that this command compares, from `lb-agent service list -o json`.
 #[derive(Debug, Deserialize)]
 struct Served {
     namespace: String,
@@ -60,7 +60,7 @@ struct OnNode {
     node: String,
     /// The virtual addresses on the node, without node ports, which have other addresses on each node.
     frontends: BTreeSet<SocketAddr>,
-    /// Traffic policies and topology may leave fewer backends to one node than to another.
+    /// The backends that the node uses. Traffic policies and topology may give one node fewer backends than another.
     backends: BTreeSet<SocketAddr>,
 }
 

@@ -18,7 +18,7 @@ use crate::{
 struct Status {
     agent: Agent,
     conditions: Option<Vec<Condition>>,
-    outcomes: Vec<Outcome>,
+    outcomes: Vec<OutcomeCount>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -40,7 +40,7 @@ struct Condition {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Outcome {
+struct OutcomeCount {
     verdict: String,
     packets: u64,
 }
@@ -54,9 +54,9 @@ struct Row {
     kernel: Option<String>,
     /// Time of the agent's last complete synchronisation; `None` if there was none, or the node has not answered.
     last_sync: Option<Timestamp>,
-    /// What needs attention on the node; `None` if the agent is too old to send a list.
+    /// What needs attention on the node; `None` if the agent is too old to send a list, or the node has not answered.
     conditions: Option<Vec<Condition>>,
-    /// Packets dropped since the programs were loaded.
+    /// Packets dropped since the map `STATS` was created; the map outlives the agent.
     drops: u64,
     /// Why the node has not answered.
     error: Option<String>,

@@ -39,7 +39,7 @@ impl<W: Write> std::fmt::Debug for Archive<W> {
 }
 
 impl<W: Write> Archive<W> {
-    /// Begins an archive, which `writer` receives. Its files are in `folder` and were written at `now`.
+    /// Begins an archive, which `writer` receives. Its files are in `folder` and have the modification time `now`.
     pub fn new(writer: W, folder: &str, now: Timestamp) -> Self {
         let written = u64::try_from(now.as_second()).unwrap_or(0);
         Self { builder: Builder::new(writer), folder: folder.to_owned(), written }

@@ -1,4 +1,4 @@
-//! How the commands of `lb-agent` and of the plugin `kubectl lb` print: tables, JSON, ages and ([`archive`]) archives.
+//! How the commands of `lb-agent` and of the plugin `kubectl lb` print: tables, JSON, ages and archives ([`archive`]).
 
 pub mod archive;
 

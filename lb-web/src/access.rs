@@ -3,8 +3,8 @@
 //!
 //! A page from the Internet must not read our pages through the user's browser. The browser keeps other origins from
 //! reading our answers, except when the owner of a domain name makes it resolve to 127.0.0.1 (DNS rebinding). So
-//! without a token, requests must name the loopback host. With a token, a request that names another host lacks our
-//! cookie.
+//! without a token, requests must name the loopback host. With a token, they need not: the browser sends our cookie
+//! only to the host name where the user has logged in.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -120,7 +120,7 @@ pub(crate) enum Admission {
 }
 
 impl Access {
-    /// The access to a server on this address; `None` without a token if the address is no loopback address.
+    /// The access to a server on this address; `None` if there is no token and the address is not a loopback address.
     pub fn new(address: SocketAddr, token: Option<Token>) -> Option<Self> {
         match token {
             Some(token) => Some(Self::Token(token)),
@@ -147,7 +147,7 @@ impl Access {
         }
     }
 
-    /// The header `Set-Cookie` for a user who typed this text; `None` if that is not the token, or access needs none.
+    /// The header `Set-Cookie` for a user who typed this text; `None` if it is not the token, or the server has none.
     pub(crate) fn log_in(&self, typed: &str) -> Option<String> {
         let Self::Token(token) = self else { return None };
         let session = token.is(typed).then(|| token.session())?;
@@ -155,7 +155,7 @@ impl Access {
     }
 }
 
-/// Whether the request is for `localhost` or a loopback address, at any port: tunnels may listen on another one.
+/// Whether the request is for `localhost` or a loopback address, at any port: tunnels may listen on another port.
 fn names_loopback(uri: &Uri, headers: &HeaderMap) -> bool {
     let of_header = headers.get(header::HOST).and_then(|host| host.to_str().ok());
     let Some(authority) = uri.authority().map(|authority| authority.as_str()).or(of_header) else {

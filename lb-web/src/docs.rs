@@ -272,7 +272,7 @@ mod tests {
             "<span id=\"session-affinity\"></span>session affinity",
             "<span id=\"hairpin\"></span>hairpin: a pod reaches itself",
             "<a href=\"/docs/maps\">maps.md</a>",
-            // The server does not have this file.
+            // No link, because the server does not have this file.
             "\nARCHITECTURE.md walks",
             "<pre tabindex=\"0\"><code> pod ──► veth",
         ] {

@@ -138,12 +138,13 @@ pub(crate) struct Plots {
     fill: BTreeMap<&'static str, Vec<Option<f64>>>,
 }
 
-/// Whether packets of the outcome are dropped, or answered instead of forwarded.
+/// Whether packets of the outcome are dropped, or rejected with a RST or an ICMP port unreachable.
 fn is_refused(outcome: Outcome) -> bool {
     matches!(outcome, Outcome::RejectTcp | Outcome::RejectUdp) || outcome.verdict() == Verdict::Drop
 }
 
-/// Whether the program does not change packets of the outcome. (A held fragment enters the node again later.)
+/// Whether the program does not change packets of the outcome. This includes held fragments, which enter the node again
+/// later and then count again.
 fn is_untouched(outcome: Outcome) -> bool {
     matches!(
         outcome,

@@ -64,7 +64,8 @@ struct Web<S: Source> {
     access: Access,
 }
 
-/// All routes. Must be called inside a Tokio runtime, on which it reads the counters until the router is dropped.
+/// All routes. Also starts a task that reads the counters until the router is dropped, so the caller must be inside a
+/// Tokio runtime.
 pub fn router<S: Source>(source: S, access: Access) -> Router {
     let sampler = Arc::new(Sampler::new(source));
     tokio::spawn(Sampler::run(Arc::downgrade(&sampler)));
@@ -89,8 +90,8 @@ pub fn router<S: Source>(source: S, access: Access) -> Router {
         .with_state(web)
 }
 
-/// Refuses requests that the access does not admit, except those for the page of the login, and adds the headers to
-/// every response.
+/// Refuses requests that the access does not admit, and adds the headers to every response. The page of the login, with
+/// its files, needs no login.
 async fn guard<S: Source>(State(web): State<Arc<Web<S>>>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     // A browser may load the style sheet before it has logged in, because the page of the login needs it.

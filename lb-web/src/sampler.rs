@@ -111,7 +111,7 @@ impl<S: Source> Sampler<S> {
         lock(&self.history).history.plots()
     }
 
-    /// Passes the Services to `show`, read at most some seconds ago.
+    /// Passes the Services, read at most some seconds ago, to `show`.
     ///
     /// # Errors
     /// There is no data plane, or it cannot be read.

@@ -134,7 +134,7 @@ pub struct ServicePort {
     pub ready: usize,
     /// Backends that only finish their connections.
     pub terminating: usize,
-    /// Endpoints of the Service that fail its health check; 0 if the check does not cover this port, or no agent runs.
+    /// Endpoints that fail the Service's health check; 0 if the check does not cover this port, or no agent runs.
     pub unhealthy: usize,
     /// Traffic by backend, of backends that had a flow recently.
     pub traffic: BTreeMap<SocketAddr, Tally>,

@@ -8,7 +8,7 @@ use lb_datapath::{Device, DeviceKind, DevicePatterns, Layer, Link, LinkAddress, 
 
 /// A device on which an address is announced.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Wire {
     /// Interface index.
     pub(super) index: u32,
     /// Interface name.
@@ -18,7 +18,7 @@ pub(super) struct Place {
 }
 
 /// The wire devices of the node that are Ethernet, up, and have a MAC address.
-pub(super) struct Wires<'a>(Vec<(Place, &'a Link)>);
+pub(super) struct Wires<'a>(Vec<(Wire, &'a Link)>);
 
 impl<'a> Wires<'a> {
     pub(super) fn new(network: &'a Network, patterns: &DevicePatterns) -> Self {
@@ -28,32 +28,32 @@ impl<'a> Wires<'a> {
             .filter(|device| device.kind == DeviceKind::Wire && device.layer == Layer::Ethernet)
             .filter_map(|device| {
                 let link = link(&device)?;
-                Some((Place { index: device.index, mac: device.mac?, name: device.name }, link))
+                Some((Wire { index: device.index, mac: device.mac?, name: device.name }, link))
             });
         Self(wires.collect())
     }
 
     /// The interface names of the devices.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|(place, _)| place.name.as_str())
+        self.0.iter().map(|(wire, _)| wire.name.as_str())
     }
 
     /// The devices on which to announce an address: those that `interfaces` names. With [`Interfaces::All`], those with
     /// a network that contains the address; if no network contains it, all network cards and all devices with an
     /// address (a bond or VLAN without an address may carry only other devices).
-    pub(super) fn places(&self, address: IpAddr, interfaces: &Interfaces) -> impl Iterator<Item = &Place> {
+    pub(super) fn places(&self, address: IpAddr, interfaces: &Interfaces) -> impl Iterator<Item = &Wire> {
         let in_network = move |link: &Link| {
             let networks =
                 link.addresses.iter().filter_map(|address| IpNet::new(address.ip, address.prefix).ok());
             networks.into_iter().any(|network| network.contains(&address))
         };
         let some_network = self.0.iter().any(|(_, link)| in_network(link));
-        let suits = move |(place, link): &&(Place, &Link)| match interfaces {
-            Interfaces::Named(names) => names.contains(&place.name),
+        let suits = move |(wire, link): &&(Wire, &Link)| match interfaces {
+            Interfaces::Named(names) => names.contains(&wire.name),
             Interfaces::All if some_network => in_network(link),
             Interfaces::All => link.is_card || !link.addresses.is_empty(),
         };
-        self.0.iter().filter(suits).map(|(place, _)| place)
+        self.0.iter().filter(suits).map(|(wire, _)| wire)
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
         ] {
             let wires = Wires::new(&network, &DevicePatterns::default());
             let places = wires.places(address.parse().unwrap(), &interfaces);
-            let names: Vec<&str> = places.map(|place| place.name.as_str()).collect();
+            let names: Vec<&str> = places.map(|wire| wire.name.as_str()).collect();
             assert_eq!(names, expected, "{address} {interfaces:?}");
         }
     }

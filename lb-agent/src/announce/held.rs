@@ -15,8 +15,8 @@ pub(super) struct Held {
     /// When this announcement began: the node got the right, the device got a new MAC address, or a hold-off ended.
     pub(super) since: Nanos,
     pub(super) mac: [u8; 6],
-    /// Number of announcements that were due ([`due`](lb_core::announce::schedule::due)) when the frames were last
-    /// sent; 0 before that.
+    /// Number of announcements that were due ([`due`](lb_core::announce::schedule::due)) when frames were last sent;
+    /// 0 if none were sent yet.
     pub(super) sent: u64,
 }
 

@@ -9,7 +9,7 @@ use lb_common::{AnnounceKey, Heard};
 use lb_datapath::{AnnounceAttacher, AnnounceSocket, Announcements, DatapathError};
 use tracing::warn;
 
-use super::{devices::Place, frames};
+use super::{devices::Wire, frames};
 
 /// The announcer's handles to the kernel: program, maps and socket.
 #[derive(Debug)]
@@ -18,7 +18,8 @@ pub struct Kernel {
     attacher: AnnounceAttacher,
     /// Maps: the announcement records that the programs read, and the programs' counters of answers and conflicts.
     pub(super) maps: Announcements,
-    /// The packet socket that sends announcements. It is opened for the first address, because it needs `CAP_NET_RAW`.
+    /// The packet socket that sends announcements. [`Self::serve`] opens it for the first address, so an agent that
+    /// announces none does not need `CAP_NET_RAW`.
     socket: Option<AnnounceSocket>,
 }
 
@@ -33,7 +34,7 @@ impl Kernel {
     /// address and device.
     pub(super) fn serve(
         &mut self,
-        places: &BTreeMap<AnnounceKey, Place>,
+        places: &BTreeMap<AnnounceKey, Wire>,
     ) -> Result<BTreeMap<AnnounceKey, Heard>, DatapathError> {
         let devices: BTreeSet<u32> = places.keys().map(|key| key.device).collect();
         for (device, error) in self.attacher.sync(&devices)? {
@@ -46,7 +47,7 @@ impl Kernel {
         self.maps.heard(|key| places.contains_key(key))
     }
 
-    fn join_groups(&mut self, places: &BTreeMap<AnnounceKey, Place>) {
+    fn join_groups(&mut self, places: &BTreeMap<AnnounceKey, Wire>) {
         let Some(socket) = &mut self.socket else { return };
         let group = |key: &AnnounceKey| Some((key.device, frames::group(key.address.into())?));
         let groups: BTreeSet<_> = places.keys().filter_map(group).collect();

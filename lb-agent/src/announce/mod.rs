@@ -7,8 +7,9 @@
 //!                        other members (UDP): the right to announce
 //! ```
 //!
-//! The programs answer until a record's deadline. If no members are configured, records have no deadline, so the
-//! programs also answer while no agent runs.
+//! The programs answer ARP requests and neighbour solicitations for an address until the deadline in its record.
+//! Without members (neither `--announce` nor `--announce-member`), records have no deadline, so the programs also
+//! answer while no agent runs.
 
 pub mod bgp;
 mod coverage;
@@ -55,7 +56,7 @@ pub use self::{
     report::{AnnouncedBy, AnnouncementReport},
 };
 use self::{
-    devices::{Place, Wires},
+    devices::{Wire, Wires},
     held::Held,
     peers::Peers,
     report::Facts,
@@ -110,7 +111,7 @@ pub struct Announcer {
     /// the first synchronisation.
     devices: Option<BTreeSet<String>>,
     /// The devices on which this node announces each address, or would announce it if it had the right to.
-    places: BTreeMap<AnnounceKey, Place>,
+    places: BTreeMap<AnnounceKey, Wire>,
     /// This node's rights to announce at the last update, by address.
     rights: BTreeMap<IpAddr, Right>,
     /// The announcements of this node, by address and device.
@@ -125,7 +126,7 @@ pub struct Announcer {
     begun: bool,
     /// Why the last update of programs and records failed; `None` if it succeeded.
     failure: Option<String>,
-    /// The conditions about announced addresses that a device of this node has.
+    /// The last conditions about addresses that are announced and that a device of this node has.
     bound: Vec<String>,
 }
 
@@ -198,7 +199,8 @@ impl Announcer {
                     continue;
                 }
                 retires = Peers::receive(self.peers.as_mut()) => {
-                    // Most messages change neither devices nor rights.
+                    // Most messages change neither the devices of the peers nor which addresses this node may announce,
+                    // and elections take time.
                     if self.peers.as_mut().is_some_and(|peers| peers.leases().take_devices_changed()) {
                         self.elect();
                     } else if !retires {
@@ -219,8 +221,8 @@ impl Announcer {
         future::pending().await
     }
 
-    /// Hands the addresses of this node over to other members. A node without members goes on answering for them, as
-    /// its Services stay in the kernel.
+    /// Hands the addresses of this node over to other members. Without members, does nothing: the programs go on
+    /// answering for the addresses, because the Services stay in the kernel.
     async fn retire(&mut self) {
         let Some(peers) = &mut self.peers else { return };
         let questions = peers.leases().retire(Announcements::now());
@@ -264,7 +266,7 @@ impl Announcer {
         self.report_bound();
     }
 
-    /// Reports announced addresses that a device of this node has, and logs those that it did not have before.
+    /// Reports announced addresses that a device of this node has, and logs those that the last report did not have.
     fn report_bound(&mut self) {
         let pool = |candidacy: &Candidacy| (candidacy.address, Arc::clone(&candidacy.pool));
         let announced = self.candidacies.iter().map(pool).collect();
@@ -283,14 +285,14 @@ impl Announcer {
 
     /// Computes the field `places`: the devices on which this node announces each address, or would if it had the right
     /// to.
-    fn places(&mut self) -> BTreeMap<AnnounceKey, Place> {
+    fn places(&mut self) -> BTreeMap<AnnounceKey, Wire> {
         let network = self.sources.network.borrow_and_update();
         let wires = Wires::new(&network, &self.patterns);
         let mine = self.candidacies.iter().filter(|candidacy| candidacy.nodes.contains(&self.node));
         let of = |candidacy: &Candidacy| {
             let address = candidacy.address.into();
             let places = wires.places(candidacy.address, &candidacy.interfaces).cloned();
-            let places = places.map(move |place| (AnnounceKey { address, device: place.index }, place));
+            let places = places.map(move |wire| (AnnounceKey { address, device: wire.index }, wire));
             places.collect::<Vec<_>>()
         };
         mine.flat_map(of).collect()
@@ -312,8 +314,8 @@ impl Announcer {
         self.propose();
     }
 
-    /// Publishes the voters that this node knows and proposes if they have changed; does nothing unless the members are
-    /// Nodes.
+    /// Publishes the voters that this node knows and those that it proposes, if either have changed; does nothing
+    /// unless the members are Nodes.
     fn propose(&self) {
         let Some(peers) = &self.peers else { return };
         let cluster = self.sources.cluster.borrow();
@@ -361,10 +363,10 @@ impl Announcer {
         let heard = self.kernel.serve(&self.places)?;
         let mut records = BTreeMap::new();
         let mut held = BTreeMap::new();
-        for (key, place) in &self.places {
+        for (key, wire) in &self.places {
             let Some(right) = self.rights.get(&IpAddr::from(key.address)) else { continue };
             let known = self.held.get(key).copied();
-            let it = Held::after(known, place.mac, right, heard.get(key), now);
+            let it = Held::after(known, wire.mac, right, heard.get(key), now);
             let (deadline, since, mac) = (right.deadline, it.since, it.mac);
             records.insert(*key, Announcement { deadline, since, mac, reserved: [0; 2] });
             held.insert(*key, it);
@@ -406,7 +408,7 @@ impl Announcer {
             let Some(heard) = heard.get(key).filter(|heard| held.is_claimed(Some(heard))) else { continue };
             if self.logged.insert(*key, heard.conflict_at) != Some(heard.conflict_at) {
                 let (address, mac) = (IpAddr::from(key.address), frames::text(heard.conflict_mac));
-                let device = self.places.get(key).map(|place| &*place.name);
+                let device = self.places.get(key).map(|wire| &*wire.name);
                 warn!(%address, mac, device, "another machine claims the address: not answering for 10 s");
             }
         }
@@ -443,7 +445,7 @@ impl Announcer {
             Facts {
                 owner: self.owner(address, right, now),
                 deadline: right.map(|right| right.deadline),
-                places: self.places.range(all.clone()).map(|(_, place)| place).collect(),
+                places: self.places.range(all.clone()).map(|(_, wire)| wire).collect(),
                 held: self.held.range(all.clone()).map(|(_, held)| held).collect(),
                 heard: heard.range(all).map(|(_, heard)| heard).collect(),
             }

@@ -27,8 +27,8 @@ use super::members::{Body, Key, Members, Message, Who, incarnation};
 
 /// Bytes of the longest message that a member can receive.
 const LONGEST: usize = 2_048;
-/// Size of the socket's receive buffer in bytes. The answers of 100 voters about 1,000 addresses, 3,000 messages,
-/// arrive at once, and the kernel counts some 2 KiB for each.
+/// Size of the socket's receive buffer in bytes. The answers of 100 members about 1,000 addresses are 3,000 messages,
+/// which arrive at once, and the kernel counts some 2 KiB for each message.
 const WAITING: usize = 8 << 20;
 
 /// The other members, and the state of this member in the election protocol.

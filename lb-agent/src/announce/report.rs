@@ -7,7 +7,7 @@ use lb_common::{Announcement, Heard};
 use lb_core::announce::{bgp::AnnouncedAddress, election::Candidacy, lease::Nanos};
 use serde::{Deserialize, Serialize};
 
-use super::{devices::Place, frames, held::Held};
+use super::{devices::Wire, frames, held::Held};
 
 /// The protocol by which an address is announced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -29,8 +29,8 @@ impl fmt::Display for AnnouncedBy {
     }
 }
 
-/// An address of a load balancer that a member announces or should announce, as `announce list` shows it. An address
-/// that is announced both at layer 2 and by BGP has two reports.
+/// A load balancer's address that a node announces or should announce, as `announce list` shows it. An address that is
+/// announced both at layer 2 and by BGP has two reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AnnouncementReport {
@@ -56,10 +56,10 @@ pub struct AnnouncementReport {
     pub here: bool,
     /// The interfaces on which this node announces the address, or would if it had the right to.
     pub interfaces: Vec<String>,
-    /// When this node began to announce the address; `None` if it does not.
+    /// When this node began to announce the address; `None` if it does not. Stays set during a hold-off (see `here`).
     pub since: Option<Timestamp>,
     /// Milliseconds until this node stops announcing the address unless it renews its right; `None` without a right, or
-    /// if no members are configured.
+    /// if the right never ends, because there are no members.
     pub expires_in_ms: Option<u64>,
     /// ARP requests and neighbour solicitations for the address that this node has answered.
     pub answers: u64,
@@ -128,7 +128,7 @@ pub(super) struct Facts<'a> {
     /// When the right of this node to announce the address ends; `None` without a right.
     pub(super) deadline: Option<Nanos>,
     /// The devices on which this node announces the address, or would if it had the right to.
-    pub(super) places: Vec<&'a Place>,
+    pub(super) places: Vec<&'a Wire>,
     /// This node's announcements of the address, one per device.
     pub(super) held: Vec<&'a Held>,
     /// The programs' counters of answers and conflicts for the address, one per device.
@@ -151,7 +151,7 @@ impl Facts<'_> {
             advertisements: candidacy.advertisements.iter().map(ToString::to_string).collect(),
             node: self.owner.map(ToString::to_string),
             here: self.held.iter().copied().any(|held| answers(&held)),
-            interfaces: self.places.iter().map(|place| place.name.clone()).collect(),
+            interfaces: self.places.iter().map(|wire| wire.name.clone()).collect(),
             since: self
                 .held
                 .iter()

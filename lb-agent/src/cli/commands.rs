@@ -30,7 +30,8 @@ pub struct StatusArgs {
 /// Arguments of `ready`.
 #[derive(Debug, Args)]
 pub struct ReadyArgs {
-    /// Ask only whether the agent is alive, as /livez does: it answers, and no change waits for longer than a minute
+    /// Ask only whether the agent is alive, as /livez does: the agent answers, and no change of a Service or endpoint
+    /// has waited for longer than a minute
     #[arg(long)]
     pub live: bool,
 }
@@ -62,22 +63,25 @@ pub enum AnnounceCommand {
     },
     /// Print the configuration of BIRD that the agent makes from BGPPeers and BGPAdvertisements, without passwords
     BirdConfig,
-    /// Remove the routes if the agent hangs or dies; runs until a signal ends it
+    /// Remove the agent's routes to load balancers' addresses if the agent hangs or dies; runs until a signal ends it
     ///
     /// Routes outlive the agent that wrote them, and BGP daemons go on announcing them. Run this beside the agent, in
     /// the same network namespace, as a service or container of its own. It needs CAP_NET_ADMIN.
     Fence {
-        /// Routing table of the agent
+        /// Routing table that has the routes: --announce-table of `lb-agent run`
         #[arg(long, value_name = "NUMBER", env = "LB_AGENT_ANNOUNCE_TABLE", hide_env_values = true)]
         announce_table: u32,
         /// Seconds from the agent's last heartbeat to the removal; give more than a restart of the agent takes
         #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(5..=3600))]
         lifetime: u64,
     },
-    /// Remove the routes at once, after the agent was stopped: if a fence runs, a stopped agent leaves them to the next
-    /// one
+    /// Remove the routes that a stopped agent has left, so that the node's BGP daemon stops announcing load balancers'
+    /// addresses
+    ///
+    /// While `lb-agent announce fence` runs, an agent that stops leaves its routes for the next agent. To drain a node,
+    /// stop the agent, then run this: a running agent would add the routes again. It needs CAP_NET_ADMIN.
     Withdraw {
-        /// Routing table of the agent
+        /// Routing table that has the routes: --announce-table of `lb-agent run`
         #[arg(long, value_name = "NUMBER", env = "LB_AGENT_ANNOUNCE_TABLE", hide_env_values = true)]
         announce_table: u32,
     },

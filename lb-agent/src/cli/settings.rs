@@ -140,8 +140,8 @@ settings! {
         /// serve it any more [default: Services keep their addresses]
         "load-balancer-reassign" "LB_AGENT_LOAD_BALANCER_REASSIGN" "loadBalancerReassign"
         load_balancer_reassign: bool | bool, ();
-        /// Announce load balancers' addresses at layer 2 as the L2Advertisements of the API server say; the Nodes of
-        /// the cluster share the addresses, and need --announce-key-file
+        /// Announce load balancers' addresses at layer 2 as the L2Advertisements of the API server say; one Node at a
+        /// time announces each address. Every Node needs --announce-key-file
         "announce" "LB_AGENT_ANNOUNCE" "announce"
         announce: bool | bool, ();
         /// UDP port at which each Node receives the others' messages, with --announce [default: 7947]
@@ -166,7 +166,8 @@ settings! {
         /// Configuration file of BIRD 2, which the agent writes from BGPPeers and BGPAdvertisements [default: none]
         "bird-config" "LB_AGENT_BIRD_CONFIG" "birdConfig"
         bird_config: Option<PathBuf> | Option<PathBuf>, (value_name = "FILE");
-        /// Control socket of BIRD, through which the agent makes BIRD read that file [default: /run/bird/bird.ctl]
+        /// Control socket of the BGP daemon BIRD, through which the agent makes BIRD read the file of --bird-config
+        /// [default: /run/bird/bird.ctl]
         "bird-socket" "LB_AGENT_BIRD_SOCKET" "birdSocket"
         bird_socket: Option<PathBuf> | Option<PathBuf>, (value_name = "PATH");
         /// How to recognise internal clients. External clients of cluster IPs are masqueraded [default: ClusterCIDR]
@@ -248,8 +249,8 @@ settings! {
         /// --web-token-file [default: none]
         "web-bind-address" "LB_AGENT_WEB_BIND_ADDRESS" "webBindAddress"
         web_bind_address: Option<String> | Option<String>, (value_name = "HOST:PORT");
-        /// File with the token that users of these pages log in with, at least 16 characters [default: none: every
-        /// process of the node may look]
+        /// File with the token, at least 16 characters, that users of the web pages at --web-bind-address log in with
+        /// [default: none: every process of the node may look]
         "web-token-file" "LB_AGENT_WEB_TOKEN_FILE" "webTokenFile"
         web_token_file: Option<PathBuf> | Option<PathBuf>, (value_name = "FILE");
         /// Addresses of this node at which the agent answers DNS queries over UDP and TCP, on port 53 unless given
@@ -274,7 +275,8 @@ settings! {
         /// pods in its place, while it can [default: none: the Service's endpoints answer]
         "dns-intercept" "LB_AGENT_DNS_INTERCEPT" "dnsIntercept"
         dns_intercept: Option<String> | Option<String>, (value_name = "NAMESPACE/NAME");
-        /// Port at the node's addresses on which the agent answers these queries [default: 9053]
+        /// Port at the node's addresses on which the agent answers the DNS queries that pods send to the Service of
+        /// --dns-intercept [default: 9053]
         "dns-intercept-port" "LB_AGENT_DNS_INTERCEPT_PORT" "dnsInterceptPort"
         dns_intercept_port: Option<u16> | Option<u16>, (value_name = "PORT");
         /// Detail of flow, packet and byte counts in /metrics [default: service]
@@ -457,8 +459,8 @@ pub enum DsrEncapsulation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Forwarding {
-    /// Through the node's network stack, with its routing and netfilter rules. Packets between wire devices that XDP
-    /// serves bypass it
+    /// Through the node's network stack, with its routing and netfilter rules. With --xdp, packets between a
+    /// client and a backend that are both on other machines bypass it
     Stack,
     /// Bypass the stack wherever the next hop is known, which is faster. Netfilter rules of the node, and network
     /// policies written with them, do not apply to these packets

@@ -11,6 +11,11 @@ use super::output::{Mood, cell, print_json, print_table, table};
 use crate::{cli::TableOrJson, config::KernelPaths, host_rules, leftovers};
 use lb_datapath::{Probe, ProbeResult};
 
+/// Name of the probe that lists devices.
+const DEVICES: &str = "devices";
+/// Advice about the devices that the probe has found.
+const SELECT_DEVICES: &str = "the default selection; --wire-device of `run` replaces it";
+
 #[derive(Debug, Serialize)]
 struct ProbeView<'a> {
     name: &'a str,
@@ -51,9 +56,17 @@ pub fn check(paths: &KernelPaths, output: TableOrJson) -> anyhow::Result<()> {
 
 /// Runs all probes, of the kernel and of the host's rules, and returns their results.
 fn probes(bpffs: &Path) -> Vec<Probe> {
-    let mut probes = lb_datapath::check(bpffs);
+    let mut probes: Vec<_> = lb_datapath::check(bpffs).into_iter().map(with_flag).collect();
     probes.push(host_rules::probe());
     probes
+}
+
+/// If the probe is the one that lists devices, and has no advice, adds advice: the flag that selects other devices.
+fn with_flag(probe: Probe) -> Probe {
+    match probe {
+        Probe { name: DEVICES, advice: "", .. } => Probe { advice: SELECT_DEVICES, ..probe },
+        _ => probe,
+    }
 }
 
 fn view(probe: &Probe) -> ProbeView<'_> {
@@ -102,6 +115,18 @@ tcx           ok       there    -
 BPF programs  missing  refused  do this
 ";
         assert_eq!(render(&probe_table(&probes)), expected);
+    }
+
+    #[test]
+    fn devices_are_shown_with_the_flag_that_selects_others() {
+        let probes = probes(Path::new("/nowhere"));
+        let devices = probes.iter().find(|probe| probe.name == DEVICES).unwrap();
+        assert_ne!(devices.advice, "", "the default is replaced");
+        for (given, shown) in [("", SELECT_DEVICES), ("run it as root", "run it as root")] {
+            let probe =
+                Probe { name: DEVICES, result: ProbeResult::Ok, detail: "wires eth0".into(), advice: given };
+            assert_eq!(with_flag(probe).advice, shown);
+        }
     }
 
     /// Compares only the first column of docs/kernels.md, the probes' names. `cargo xtask vm` compares the results, or

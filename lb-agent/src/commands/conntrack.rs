@@ -31,7 +31,8 @@ pub(super) struct FlowView {
     #[serde(skip_serializing_if = "Option::is_none")]
     masqueraded_as: Option<SocketAddr>,
     phase: &'static str,
-    /// Seconds since the last packet of either direction; for a tunnelled flow, since the client's last packet.
+    /// Seconds since the last packet that kept the flow from expiring. Until the handshake is complete, and in a
+    /// tunnelled flow, only packets of the client count; else packets of both directions.
     idle_seconds: u32,
     /// Seconds until the flow expires if no further packet arrives.
     seconds_left: u32,
@@ -100,24 +101,20 @@ fn flow(
     services: &BTreeMap<u32, String>,
     now: Tick,
 ) -> FlowView {
-    // Without a reverse entry, the phase is computed as if no reply had been seen.
-    let tunnelled = forward.is_tunnelled();
-    let half = reply.is_none() && !tunnelled;
-    let reply = reply.unwrap_or(lb_common::conntrack::Flow { seen: 0, ..*forward });
-    let last_seen = forward.last_seen.max(reply.last_seen);
-    let Tuple { destination, destination_port, .. } = forward.to;
+    let reply = reply.as_ref();
+    let phase = Phase::of_entry(forward, reply);
     FlowView {
         protocol: protocol_name(from.protocol),
-        client: SocketAddr::new(from.source.into(), from.source_port),
-        vip: SocketAddr::new(from.destination.into(), from.destination_port),
-        backend: SocketAddr::new(destination.into(), destination_port),
-        masqueraded_as: masqueraded.map(|tuple| SocketAddr::new(tuple.source.into(), tuple.source_port)),
-        phase: Phase::of(forward, &reply).as_str(),
-        idle_seconds: now.seconds_since(last_seen),
-        seconds_left: seconds_left(forward, &reply, now),
+        client: from.source_socket(),
+        vip: from.destination_socket(),
+        backend: forward.to.destination_socket(),
+        masqueraded_as: masqueraded.as_ref().map(Tuple::source_socket),
+        phase: phase.as_str(),
+        idle_seconds: now.seconds_since(phase.last_used(forward, reply)),
+        seconds_left: seconds_left(forward, reply, now),
         service: services.get(&forward.service).cloned(),
-        tunnelled,
-        half,
+        tunnelled: forward.is_tunnelled(),
+        half: forward.is_half(reply),
     }
 }
 
@@ -228,9 +225,9 @@ TCP       192.0.2.1:40000  10.96.0.10:80  10.1.0.5:8080  established  39s   23h5
     }
 
     #[test]
-    fn flow_without_reverse_entry_is_shown() {
+    fn flow_without_reverse_entry_is_shown_as_the_next_gc_pass_restores_it() {
         let lost = Connection { reply: None, ..testdata::flow() };
-        assert_eq!((all(lost)[0].phase, all(lost)[0].half), ("opening", true));
+        assert_eq!((all(lost)[0].phase, all(lost)[0].half), ("established", true));
     }
 
     #[test]

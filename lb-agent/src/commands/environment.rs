@@ -27,8 +27,8 @@ pub(super) fn print(paths: &KernelPaths, args: &EnvironmentArgs) -> anyhow::Resu
     output::print(&format(&variables, args.format)?)
 }
 
-/// Runs `lb-agent exec`: replaces this process by the program, or ends it with the exit code of a shell if the program
-/// cannot be started.
+/// Runs `lb-agent exec`: replaces this process by the program. If the program cannot be started, ends this process with
+/// the exit code that a shell would use.
 ///
 /// # Errors
 /// No agent answers, or it has not read all Services yet.
@@ -66,8 +66,8 @@ fn format(found: &Variables, format: EnvironmentFormat) -> serde_json::Result<St
     })
 }
 
-/// The assignment `line`, or a comment in its place if `name` begins with a digit, as a Service's name may: shells and
-/// systemd accept no such variable.
+/// The assignment `line`; a comment in its place if `name` begins with a digit, because shells and systemd accept no
+/// such variable. (A name begins with a digit if the name of its Service does.)
 fn identifier(name: &str, line: String) -> String {
     if name.starts_with(|letter: char| letter.is_ascii_digit()) {
         format!("# {name} begins with a digit, so it is no name of a variable here")

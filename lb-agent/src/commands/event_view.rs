@@ -23,22 +23,22 @@ pub(super) struct EventView {
     pub(super) verdict: EventVerdict,
     /// `TCP`, `UDP`, `SCTP`, `ICMP` or `unknown`. `None`, like `client` and `vip`, if the reason is `rewrite_failed`.
     pub(super) protocol: Option<&'static str>,
-    /// Address and port of the client. A system call has no source yet: the port is 0, and the address is the node's
-    /// or, for a socket of another network namespace, one of `100::/64`.
+    /// Address and port of the client. At a system call, the connection has no source yet: the port is 0, and the
+    /// address is the node's or, for a socket of another network namespace, one of `100::/64`.
     pub(super) client: Option<SocketAddr>,
     /// The virtual address and port that the client uses.
     pub(super) vip: Option<SocketAddr>,
     /// The service port that `vip` belongs to.
     pub(super) service: Option<ServiceView>,
     pub(super) backend: Option<SocketAddr>,
-    /// Source address and port that the backend sees, if they are not the client's.
+    /// Source address and port that the backend sees, if the connection is masqueraded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) masqueraded_as: Option<SocketAddr>,
     /// Whether the packet reaches the backend's node through a tunnel.
     #[serde(skip_serializing_if = "is_false")]
     pub(super) tunnel: bool,
-    /// Why this backend, or no backend, was chosen: a scheduler, `affinity`, `retry`, `peer`, an outcome as in
-    /// `lb-agent status`, or `unknown`.
+    /// Why this backend, or no backend, was chosen: a scheduler, a [`Choice`] (`affinity`, `retry` or `peer`), an
+    /// outcome as in `lb-agent status`, or `unknown`.
     pub(super) reason: &'static str,
     /// `ingress`, `egress`, `xdp`, `socket` or `unknown`
     pub(super) hook: &'static str,
@@ -77,18 +77,18 @@ impl EventView {
         let is_known = event.from != <Tuple as bytemuck::Zeroable>::zeroed();
         let is_new = verdict == EventVerdict::New;
         let of_socket = event.hook == EventHook::Socket as u8;
-        let tunnel = event.flags & flow_flags::TUNNEL != 0;
+        let has_source = is_new && !of_socket;
+        let masqueraded_as = event.from.masqueraded_socket(&event.to, event.flags).filter(|_| has_source);
         Self {
             time,
             verdict,
             protocol: is_known.then(|| protocol(event.from.protocol)),
-            client: is_known.then(|| source(&event.from)),
-            vip: is_known.then(|| destination(&event.from)),
+            client: is_known.then(|| event.from.source_socket()),
+            vip: is_known.then(|| event.from.destination_socket()),
             service: labels.map(ServiceView::new),
-            backend: is_new.then(|| destination(&event.to)),
-            masqueraded_as: (is_new && !tunnel && !of_socket && event.to.source != event.from.source)
-                .then(|| source(&event.to)),
-            tunnel,
+            backend: is_new.then(|| event.to.destination_socket()),
+            masqueraded_as,
+            tunnel: event.flags & flow_flags::TUNNEL != 0,
             reason: reason(event, outcome),
             hook: EventHook::ALL.get(usize::from(event.hook)).map_or("unknown", |hook| hook.as_str()),
             device: (!of_socket).then(|| device(event.origin)),
@@ -125,14 +125,6 @@ fn protocol(number: u8) -> &'static str {
     }
 }
 
-fn source(tuple: &Tuple) -> SocketAddr {
-    SocketAddr::new(tuple.source.into(), tuple.source_port)
-}
-
-fn destination(tuple: &Tuple) -> SocketAddr {
-    SocketAddr::new(tuple.destination.into(), tuple.destination_port)
-}
-
 impl ServiceView {
     fn new(labels: &ServiceLabels) -> Self {
         let name = &labels.name;
@@ -152,7 +144,7 @@ impl fmt::Display for ServiceView {
     }
 }
 
-/// Whether [`line`] prints the verdict in colour.
+/// Whether [`line()`] prints the verdict in colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Style {
     Plain,

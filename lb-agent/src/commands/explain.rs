@@ -15,7 +15,7 @@ use crate::{
     cli::{ExplainArgs, HookContext, TableOrJson},
     config::KernelPaths,
     explain::{
-        self, Explanation, HookPoint, PacketKind, PinnedTables, Question, TraceStep, Verdict, doc_of_step,
+        self, Conclusion, Explanation, HookPoint, PacketKind, PinnedTables, Question, TraceStep, doc_of_step,
         doc_of_verdict, step_in_words, verdict_in_words,
     },
 };
@@ -32,7 +32,7 @@ struct Page<'a> {
     device: Option<&'a str>,
     steps: Vec<StepView<'a>>,
     #[serde(flatten)]
-    verdict: &'a Verdict,
+    verdict: &'a Conclusion,
     /// The verdict as a sentence.
     text: String,
     /// The section of the documentation about the verdict, as a path of `lb-agent web`.
@@ -63,7 +63,7 @@ pub fn explain(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<()> {
 /// The answer as JSON.
 ///
 /// # Errors
-/// Those of [`explain`].
+/// Those of [`explain()`].
 pub(super) fn json(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<serde_json::Value> {
     Ok(serde_json::to_value(Answer::find(paths, args)?.page(args))?)
 }

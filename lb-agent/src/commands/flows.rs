@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::output::{NOTHING, print_json, print_table, scaled, table};
 use crate::{
     cli::{FlowsArgs, TableOrJson, TopFlows},
-    flow_log::{LogLine, Record, Volume, rotated},
+    flow_log::{LogLine, Record, StatsRecord, Volume, rotated},
 };
 
 /// Number of rotated files (`FILE.1` and so on) that `flows` looks for.
@@ -82,8 +82,17 @@ struct Report {
     sums: BTreeMap<String, Sums>,
     /// Number of lines that are cut off or do not have the format of a flow log.
     unreadable: u64,
-    /// Number of lines that the agent dropped, according to the log itself.
-    dropped: u64,
+    /// What agents have lost, by the lines of statistics in the log.
+    loss: Loss,
+    /// The losses that each node's last statistics give.
+    loss_before: BTreeMap<String, Loss>,
+}
+
+/// Numbers of lines ([`StatsRecord::dropped_lines`]) and events ([`StatsRecord::lost_events`]) that agents have lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Loss {
+    lines: u64,
+    events: u64,
 }
 
 /// Connections, packets and bytes of one client, Service or backend.
@@ -125,9 +134,18 @@ impl Report {
         match serde_json::from_slice::<LogLine<'_>>(text) {
             Ok(LogLine::Open(record)) => self.add(&record, text, 0),
             Ok(LogLine::End(record)) => self.add(&record, text, 1),
-            Ok(LogLine::Stats(stats)) => self.dropped = self.dropped.max(stats.dropped_lines),
+            Ok(LogLine::Stats(stats)) => self.note_loss(&stats),
             Err(_) => self.unreadable += 1,
         }
+    }
+
+    /// Adds what the node's agent has lost since its last statistics. An agent that starts again counts from 0.
+    fn note_loss(&mut self, stats: &StatsRecord<'_>) {
+        let now = Loss { lines: stats.dropped_lines, events: stats.lost_events };
+        let last = self.loss_before.insert(stats.node.clone().into_owned(), now).unwrap_or_default();
+        let since = |now: u64, last: u64| now.checked_sub(last).unwrap_or(now);
+        self.loss.lines = self.loss.lines.saturating_add(since(now.lines, last.lines));
+        self.loss.events = self.loss.events.saturating_add(since(now.events, last.events));
     }
 
     fn add(&mut self, record: &Record<'_>, text: &[u8], ended: u64) {
@@ -142,10 +160,12 @@ impl Report {
         let Volume { packets_sent, bytes_sent, packets_answered, bytes_answered } =
             record.since_last.unwrap_or(record.total);
         sums.ended += ended;
-        sums.volume.packets_sent += packets_sent;
-        sums.volume.bytes_sent += bytes_sent;
-        sums.volume.packets_answered += packets_answered;
-        sums.volume.bytes_answered += bytes_answered;
+        // Lines may come from anywhere, so no count is too large to be there.
+        let add = |sum: &mut u64, count: u64| *sum = sum.saturating_add(count);
+        add(&mut sums.volume.packets_sent, packets_sent);
+        add(&mut sums.volume.bytes_sent, bytes_sent);
+        add(&mut sums.volume.packets_answered, packets_answered);
+        add(&mut sums.volume.bytes_answered, bytes_answered);
     }
 
     /// The `limit` clients, Services or backends with the most bytes, the largest first.
@@ -160,13 +180,20 @@ impl Report {
         rows
     }
 
-    /// Prints to standard error how many lines are unreadable, and how many the agent dropped.
+    /// Prints to standard error how many lines are unreadable, and what agents have lost.
     fn warn(&self) {
         if self.unreadable > 0 {
             eprintln!("{} lines are cut off or are no lines of a flow log; left out", self.unreadable);
         }
-        if self.dropped > 0 {
-            eprintln!("the log is incomplete: the agent dropped {} lines", self.dropped);
+        if self.loss.lines > 0 {
+            eprintln!("the log is incomplete: agents dropped {} lines", self.loss.lines);
+        }
+        if self.loss.events > 0 {
+            eprintln!(
+                "the log is incomplete: agents lost {} events, so connections may lack their start and reason, or their \
+                 line",
+                self.loss.events
+            );
         }
     }
 }
@@ -297,6 +324,16 @@ mod tests {
     }
 
     #[test]
+    fn sum_of_huge_counts_ends_at_the_largest_number() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("flows.json");
+        let huge = |flow| line("end", "192.0.2.1", flow, u64::MAX, None);
+        fs::write(&file, huge(1) + &huge(2)).unwrap();
+        let report = report(&file, Some(TopFlows::Clients), 0);
+        assert_eq!(report.largest()[0].sums.volume.bytes_sent, u64::MAX);
+    }
+
+    #[test]
     fn torn_and_foreign_lines_are_left_out_and_counted() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("flows.json");
@@ -305,7 +342,22 @@ mod tests {
         fs::write(&file, format!("{whole}{{\"event\":\"later\"}}\nnot json\n{stats}\n{}", &whole[..90]))
             .unwrap();
         let report = report(&file, None, 20);
-        assert_eq!((report.last.len(), report.unreadable, report.dropped), (1, 3, 7));
+        assert_eq!((report.last.len(), report.unreadable, report.loss.lines), (1, 3, 7));
+    }
+
+    #[test]
+    fn losses_of_all_nodes_and_of_restarted_agents_are_summed() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("flows.json");
+        let stats = |(node, dropped): (&str, u64)| {
+            let lost = 10 * dropped;
+            format!(
+                r#"{{"event":"stats","version":1,"time":"2026-11-25T12:00:00Z","node":"{node}","lines":1,"dropped_lines":{dropped},"lost_events":{lost}}}"#
+            ) + "\n"
+        };
+        let lines: String = [("a", 3), ("b", 5), ("a", 7), ("b", 5), ("a", 2), ("a", 4)].map(stats).concat();
+        fs::write(&file, lines).unwrap();
+        assert_eq!(report(&file, None, 20).loss, Loss { lines: 7 + 5 + 4, events: 10 * (7 + 5 + 4) });
     }
 
     #[test]

@@ -46,7 +46,7 @@ async fn listen(monitor: Monitor, printer: &Printer) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
     let mut pulse = time::interval(PULSE);
-    // SAFETY: the monitor owns the descriptor of its ring buffer and keeps it open as long as it exists.
+    // SAFETY: the monitor owns the descriptor of its ring buffer, and keeps it open as long as the monitor exists.
     let mut monitor = unsafe { AsyncFd::register_with_interest(monitor, Interest::READABLE) }
         .map_err(|refused| refused.into_parts().1)?;
     let mut lost = 0;

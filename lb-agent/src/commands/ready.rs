@@ -32,9 +32,9 @@ pub fn ready(bpffs: &Path, live: bool) -> anyhow::Result<()> {
     }
 }
 
-/// The report of the agent of `bpffs`. With `live`, if no agent of that data plane listens, but exactly one agent
-/// listens in all, the report of that agent: its BPF file system may have been unmounted or replaced, and a restart
-/// would end the data plane that the agent still holds.
+/// The report of the agent of `bpffs`. With `live`, if no agent of `bpffs` listens but exactly one other agent does,
+/// the report of that one: it may be the same agent, after its BPF file system was unmounted or replaced. If the probe
+/// failed then, the agent would be restarted, which would end the data plane that it still holds.
 fn report(bpffs: &Path, live: bool) -> anyhow::Result<Option<Report>> {
     match socket::ask(bpffs)? {
         None if live => socket::ask_only_one(),

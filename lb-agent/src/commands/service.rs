@@ -1,13 +1,14 @@
 //! The commands `service list` and `service show`.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
 use anyhow::bail;
 use comfy_table::Table;
+use lb_common::{Outcome, Verdict};
 
 use super::{
     output::{Mood, NOTHING, cell, print, print_json, print_table, print_yaml, render, scaled, table},
-    service_view::{AnnouncedView, BackendView, FrontendView, ServiceView},
+    service_view::{AnnouncedView, BackendView, Clients, FrontendView, ServiceView, Unserved},
 };
 use crate::{
     announce::{AnnouncedBy, announcer, means},
@@ -99,11 +100,14 @@ fn page(services: &[ServiceView], wide: bool) -> String {
         text.push_str(&heading(service, wide));
         text.push('\n');
         text.push_str(&render(&frontend_table(service, wide)));
-        text.push('\n');
-        if service.backends.is_empty() {
-            text.push_str("No backends: new connections are refused.\n");
-        } else {
+        if !service.backends.is_empty() {
+            text.push('\n');
             text.push_str(&render(&backend_table(service, wide)));
+        }
+        let unserved = unserved_text(service);
+        if !unserved.is_empty() {
+            text.push('\n');
+            text.push_str(&unserved);
         }
         if let Some(check) = service.health_check.as_ref().filter(|check| !check.failing.is_empty()) {
             text.push('\n');
@@ -189,7 +193,7 @@ fn failing_table(check: &CheckReport) -> Table {
 fn frontend_table(service: &ServiceView, wide: bool) -> Table {
     let mut heads = vec!["FRONTEND", "KIND"];
     if wide {
-        heads.extend(["SLOTS", "SLOTS-INSIDE", "MASQUERADE", "WITHOUT-BACKENDS"]);
+        heads.extend(["SLOTS", "SLOTS-INTERNAL", "MASQUERADE", "WITHOUT-BACKENDS"]);
     }
     let mut table = table(&heads);
     for frontend in &service.frontends {
@@ -197,7 +201,10 @@ fn frontend_table(service: &ServiceView, wide: bool) -> Table {
         if wide {
             row.push(slot_range(frontend.slot, frontend.slots));
             row.push(slot_range(frontend.internal_slot.unwrap_or(0), frontend.internal_slots.unwrap_or(0)));
-            row.extend([frontend.masquerade.to_owned(), frontend.without_backends.to_owned()]);
+            // Scripts read the JSON, so the old word stays there.
+            let masquerade =
+                if frontend.masquerade == "outsiders" { "external" } else { frontend.masquerade };
+            row.extend([masquerade.to_owned(), frontend.without_backends.to_owned()]);
         }
         table.add_row(row);
     }
@@ -234,6 +241,30 @@ fn backend_table(service: &ServiceView, wide: bool) -> Table {
         table.add_row(row);
     }
     table
+}
+
+/// A line for each group of clients that have no backend, and what happens to their new connections.
+fn unserved_text(service: &ServiceView) -> String {
+    let mut groups: BTreeMap<Unserved, Vec<String>> = BTreeMap::new();
+    for frontend in &service.frontends {
+        for unserved in &frontend.unserved {
+            groups.entry(*unserved).or_default().push(frontend.socket());
+        }
+    }
+    let line = |(Unserved { clients, outcome }, sockets): (Unserved, Vec<String>)| {
+        let are_all = sockets.len() == service.frontends.len();
+        let of = if are_all { String::new() } else { format!(" of {}", sockets.join(", ")) };
+        let of = match clients {
+            Clients::All if are_all => of,
+            Clients::All => format!(" for clients{of}"),
+            Clients::External => format!(" for external clients{of}"),
+            Clients::Internal => format!(" for internal clients{of}"),
+        };
+        let place = if outcome == Outcome::NoLocalBackend { " on this node" } else { "" };
+        let verb = if outcome.verdict() == Verdict::Drop { "dropped" } else { "refused" };
+        format!("No backends{place}{of}: new connections are {verb}.\n")
+    };
+    groups.into_iter().map(line).collect()
 }
 
 pub(super) fn or_nothing(text: &str) -> &str {
@@ -283,7 +314,7 @@ impl BackendView {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use lb_common::{FrontendKind, Service, service_flags};
 
     use super::*;
     use crate::{
@@ -316,9 +347,9 @@ Affinity   ClientIP (10800 s)
 Scheduler  random
 Id         7
 
-FRONTEND            KIND       SLOTS  SLOTS-INSIDE  MASQUERADE  WITHOUT-BACKENDS
-10.96.0.10:80       ClusterIP  64-65  -             none        reject
-[fd00:10:96::a]:80  ClusterIP  80-80  -             none        reject
+FRONTEND            KIND       SLOTS  SLOTS-INTERNAL  MASQUERADE  WITHOUT-BACKENDS
+10.96.0.10:80       ClusterIP  64-65  -               none        reject
+[fd00:10:96::a]:80  ClusterIP  80-80  -               none        reject
 
 BACKEND         STATE        NODE  ZONE  POD    WEIGHT  FLOWS  PACKETS  BYTES
 10.1.0.5:8080   active       a     z1    web-0  1       1      2        2.5k
@@ -339,11 +370,11 @@ External   traffic policy Local
 Allowed    sources 192.0.2.0/24, 2001:db8::/32
 Id         7
 
-FRONTEND         KIND          SLOTS  SLOTS-INSIDE  MASQUERADE  WITHOUT-BACKENDS
-10.96.0.10:80    ClusterIP     64-64  -             outsiders   reject
-192.0.2.1:30080  NodePort      64-64  65-66         none        drop
-198.51.100.1:80  LoadBalancer  64-64  65-66         none        drop
-203.0.113.7:80   ExternalIP    64-64  65-66         none        drop
+FRONTEND         KIND          SLOTS  SLOTS-INTERNAL  MASQUERADE  WITHOUT-BACKENDS
+10.96.0.10:80    ClusterIP     64-64  -               external    reject
+192.0.2.1:30080  NodePort      64-64  65-66           none        drop
+198.51.100.1:80  LoadBalancer  64-64  65-66           none        drop
+203.0.113.7:80   ExternalIP    64-64  65-66           none        drop
 
 BACKEND        STATE   NODE  ZONE  POD  WEIGHT  FLOWS  PACKETS  BYTES
 10.1.0.5:8080  active  -     -     -    1       -      -        -
@@ -435,6 +466,44 @@ PROBED         HEALTH     SINCE                 LAST-FAILURE
     #[test]
     fn service_without_backends_says_that_connections_are_refused() {
         let services = service_view::services(&testdata::contents());
-        assert!(page(&services[1..], false).ends_with("No backends: new connections are refused.\n"));
+        assert!(page(&services[1..], false).ends_with("\n\nNo backends: new connections are refused.\n"));
+    }
+
+    #[test]
+    fn local_policy_without_local_backends_says_that_connections_are_dropped() {
+        let mut contents = testdata::contents();
+        contents
+            .frontends
+            .values_mut()
+            .for_each(|record| record.flags = service_flags::DROP_WITHOUT_BACKENDS);
+        let text = page(&service_view::services(&contents)[1..], false);
+        assert!(text.ends_with("\n\nNo backends on this node: new connections are dropped.\n"), "{text}");
+    }
+
+    #[test]
+    fn frontends_without_backends_are_named_if_other_frontends_or_clients_have_some() {
+        let mut contents = testdata::exposed();
+        let external = |record: &&mut Service| record.kind != FrontendKind::ClusterIp as u8;
+        contents.frontends.values_mut().filter(external).for_each(|record| record.backends_count = 0);
+        let text = page(&service_view::services(&contents), false);
+        let expected = "\n
+No backends on this node for external clients of 192.0.2.1:30080, 198.51.100.1:80, 203.0.113.7:80: new connections are dropped.
+";
+        assert!(text.ends_with(expected), "{text}");
+    }
+
+    #[test]
+    fn each_family_without_backends_says_what_happens_to_its_connections() {
+        let mut contents = testdata::contents();
+        for (key, record) in &mut contents.frontends {
+            record.backends_count = 0;
+            record.flags = if key.address.is_v4() { service_flags::DROP_WITHOUT_BACKENDS } else { 0 };
+        }
+        let text = page(&service_view::services(&contents)[..1], false);
+        let expected = "\n
+No backends for clients of [fd00:10:96::a]:80: new connections are refused.
+No backends on this node for clients of 10.96.0.10:80: new connections are dropped.
+";
+        assert!(text.ends_with(expected), "{text}");
     }
 }

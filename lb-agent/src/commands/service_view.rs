@@ -7,12 +7,13 @@ use std::{
 
 use jiff::Timestamp;
 use lb_common::{
-    Backend, ConnectionLimits, ConnectionRate, FrontendKind, Scheduler, Service, ServiceKey, SocketCounter,
-    SocketCounts, SourceRangeKey, backend_flags,
+    Backend, ConnectionLimits, ConnectionRate, FrontendKind, Outcome, Scheduler, Service, ServiceKey,
+    SocketCounter, SocketCounts, SourceRangeKey, Verdict, backend_flags,
     conntrack::{Flow, Phase, Tuple},
     service_flags,
 };
 use lb_core::plan::{Contents, EndpointLabels, ServiceLabels, slices_of};
+use lb_ebpf::rules::admission;
 use serde::Serialize;
 
 use lb_datapath::Connection;
@@ -89,16 +90,20 @@ pub(super) struct FrontendView {
     pub(super) slot: u32,
     /// Number of consecutive slots of the frontend in `BACKENDS`.
     pub(super) slots: u32,
-    /// First slot of the frontend for internal clients in `BACKENDS`; `None` if internal clients get the same backends.
+    /// First of the slots in `BACKENDS` that the frontend has for internal clients; `None` if internal clients use the
+    /// same slots as external ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) internal_slot: Option<u32>,
-    /// Number of the frontend's slots for internal clients in `BACKENDS`.
+    /// Number of the slots in `BACKENDS` that the frontend has for internal clients; `None` like `internal_slot`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) internal_slots: Option<u32>,
     /// Which clients are masqueraded: `all`, `outsiders` (external clients), or `none`.
     pub(super) masquerade: &'static str,
     /// The verdict on new connections without a backend: `reject` or `drop`.
     pub(super) without_backends: &'static str,
+    /// Clients for which the frontend has no backend now.
+    #[serde(skip)]
+    pub(super) unserved: Vec<Unserved>,
     /// Which node announces the address at layer 2. Present only in `service show` and on the web page of one Service,
     /// while an agent runs.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -110,6 +115,22 @@ pub(super) struct FrontendView {
     pub(super) announced_by_bgp: Option<AnnouncedView>,
 }
 
+/// Clients for which a frontend has no backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Unserved {
+    pub(super) clients: Clients,
+    /// The data plane's outcome for their new connections.
+    pub(super) outcome: Outcome,
+}
+
+/// Some or all clients of a frontend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Clients {
+    All,
+    External,
+    Internal,
+}
+
 /// Which node announces an address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct AnnouncedView {
@@ -117,13 +138,15 @@ pub(super) struct AnnouncedView {
     pub(super) node: Option<String>,
     /// Whether this node announces the address now.
     pub(super) here: bool,
-    /// Since when this node announces the address; `None` if it does not.
+    /// Since when this node announces the address; `None` if it does not. Stays set while the claim of another
+    /// machine interrupts the announcement.
     pub(super) since: Option<Timestamp>,
     /// `namespace/name` of the advertisements that cover the address.
     pub(super) advertisements: Vec<String>,
 }
 
-/// Sets, for each load balancer's address, which node announces it at layer 2, and whether this node does by BGP.
+/// Sets, for each load balancer's address, which node announces it at layer 2, and whether this node announces it by
+/// BGP.
 pub(super) fn name_announcers(services: &mut [ServiceView], announcements: &[AnnouncementReport]) {
     for frontend in services.iter_mut().flat_map(|service| &mut service.frontends) {
         let view = |by| {
@@ -244,14 +267,12 @@ fn service(contents: &Contents, id: u32, of_port: &[(&ServiceKey, &Service)]) ->
 
 fn external_traffic_policy(of_port: &[(&ServiceKey, &Service)]) -> Option<&'static str> {
     let mut external = of_port.iter().filter(|(_, record)| record.kind != FrontendKind::ClusterIp as u8);
-    let is_local = |record: &Service| record.flags & service_flags::SHORT_CIRCUIT != 0;
-    external.next().map(|(_, record)| if is_local(record) { "Local" } else { "Cluster" })
+    external.next().map(|(_, record)| if record.has_internal_slice() { "Local" } else { "Cluster" })
 }
 
 fn north_south_mode(of_port: &[(&ServiceKey, &Service)]) -> Option<&'static str> {
-    let leads_elsewhere = |record: &Service| {
-        record.kind != FrontendKind::ClusterIp as u8 && record.flags & service_flags::SHORT_CIRCUIT == 0
-    };
+    let leads_elsewhere =
+        |record: &Service| record.kind != FrontendKind::ClusterIp as u8 && !record.has_internal_slice();
     let mut external = of_port.iter().filter(|(_, record)| leads_elsewhere(record));
     let is_direct = |record: &Service| record.flags & service_flags::DSR != 0;
     external.next().map(|(_, record)| if is_direct(record) { "dsr" } else { "snat" })
@@ -271,7 +292,7 @@ fn limit(
 }
 
 fn source_ranges(contents: &Contents, id: u32) -> Vec<String> {
-    let of_port = contents.source_ranges.iter().filter(|key| key.range.service_and_family >> 1 == id);
+    let of_port = contents.source_ranges.iter().filter(|key| key.range.service() == id);
     let networks: BTreeSet<(IpAddr, u32)> = of_port.map(network).collect();
     networks.into_iter().map(|(address, prefix)| format!("{address}/{prefix}")).collect()
 }
@@ -294,8 +315,7 @@ fn slots<'a>(contents: &'a Contents, record: &Service) -> impl Iterator<Item = &
 }
 
 fn frontend(key: &ServiceKey, record: &Service) -> FrontendView {
-    let has = |flag| record.flags & flag != 0;
-    let has_internal = has(service_flags::SHORT_CIRCUIT);
+    let has_internal = record.has_internal_slice();
     FrontendView {
         address: key.address.into(),
         port: key.port,
@@ -309,10 +329,34 @@ fn frontend(key: &ServiceKey, record: &Service) -> FrontendView {
             (false, true) => "outsiders",
             (false, false) => "none",
         },
-        without_backends: if has(service_flags::DROP_WITHOUT_BACKENDS) { "drop" } else { "reject" },
+        without_backends: without_backends(key, record),
+        unserved: unserved(key, record),
         announced: None,
         announced_by_bgp: None,
     }
+}
+
+/// The data plane's outcome for new connections of clients that the record is for; `None` if they get a backend.
+fn refusal(key: &ServiceKey, record: &Service) -> Option<Outcome> {
+    admission::clients(record, || true).allow(key.protocol).err()
+}
+
+fn without_backends(key: &ServiceKey, record: &Service) -> &'static str {
+    let refusal = refusal(key, &Service { backends_count: 0, ..*record });
+    if refusal.is_some_and(|outcome| outcome.verdict() == Verdict::Drop) { "drop" } else { "reject" }
+}
+
+fn unserved(key: &ServiceKey, record: &Service) -> Vec<Unserved> {
+    let internal = refusal(key, &record.for_client(true));
+    // Frontends for sockets have no external clients.
+    let is_for_sockets = record.flags & service_flags::SOCKETS_ONLY != 0;
+    let external = if is_for_sockets { internal } else { refusal(key, &record.for_client(false)) };
+    let found = if internal == external {
+        vec![(Clients::All, external)]
+    } else {
+        vec![(Clients::External, external), (Clients::Internal, internal)]
+    };
+    found.into_iter().filter_map(|(clients, outcome)| Some(Unserved { clients, outcome: outcome? })).collect()
 }
 
 impl FrontendView {
@@ -355,12 +399,7 @@ pub(super) fn count_flows(
         let Tuple { destination, destination_port, .. } = forward.to;
         let (flows, traffic) =
             counts.entry((forward.service, destination.into(), destination_port)).or_default();
-        // A tunnelled flow has only a forward entry. Any other flow without a reverse entry is not counted as live.
-        let phase = match reply {
-            Some(reply) => Some(Phase::of(forward, reply)),
-            None => forward.is_tunnelled().then(|| Phase::of_one_way(forward)),
-        };
-        *flows += u64::from(phase.is_some_and(|phase| !phase.is_over()));
+        *flows += u64::from(!Phase::of_entry(forward, reply.as_ref()).is_over());
         traffic.add(forward, reply.as_ref());
     }
     for (SocketCounter { service, backend, .. }, socket_counts) in sockets {
@@ -628,7 +667,7 @@ mod tests {
     }
 
     #[test]
-    fn flow_count_includes_flows_in_tunnels() {
+    fn flow_count_includes_flows_with_one_entry() {
         let tunnelled = |seen| {
             let mut flow = testdata::flow();
             flow.forward.flags = flow_flags::ROUTED | flow_flags::TUNNEL;
@@ -644,7 +683,7 @@ mod tests {
             &BTreeMap::new(),
         );
         let traffic = services[0].backends[0].traffic.unwrap();
-        assert_eq!((services[0].backends[0].flows, traffic.packets_answered), (Some(1), 0));
+        assert_eq!((services[0].backends[0].flows, traffic.packets_answered), (Some(2), 0));
     }
 
     #[test]

@@ -41,7 +41,7 @@ pub(super) struct Status {
     /// Path of the directory of the pins.
     folder: String,
     programs: Vec<ProgramView>,
-    /// Attached programs that translate socket system calls.
+    /// Attached programs that translate Service addresses in socket system calls.
     socket_programs: Vec<SocketProgramView>,
     maps: Vec<MapView>,
     outcomes: Vec<OutcomeView>,
@@ -96,7 +96,8 @@ struct ProgramView {
     program_id: u32,
 }
 
-/// A program that is attached to a cgroup and translates Service addresses in its processes' socket system calls.
+/// A program that is attached to a cgroup and translates Service addresses in socket system calls of that cgroup's
+/// processes.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct SocketProgramView {
@@ -137,7 +138,8 @@ pub(super) fn look(paths: &KernelPaths, pinned: &Pinned) -> anyhow::Result<Statu
     look_beside(paths, pinned, &leftovers::find())
 }
 
-/// Like [`look`], with leftovers of kube-proxy that were found before: a search for them runs other programs.
+/// Like [`look`], with leftovers of kube-proxy that the caller has found earlier, because a search for them runs other
+/// programs.
 pub(super) fn look_beside(
     paths: &KernelPaths,
     pinned: &Pinned,
@@ -308,7 +310,7 @@ const fn verdict_name(verdict: Verdict) -> &'static str {
 }
 
 /// The text of `status`: first what is wrong and what to do, then the rest of the state. Without `all`, it leaves out
-/// counters that are 0, empty maps, and devices that make a list long.
+/// counters that are 0 and empty maps, and shortens long lists of devices.
 fn page(status: &Status, now: Timestamp, all: bool) -> String {
     let (notes, wrong): (Vec<Problem>, Vec<Problem>) =
         problems(status, now).into_iter().partition(|problem| problem.severity == Severity::Note);
@@ -372,18 +374,21 @@ fn missing_line(
     (!lists.is_empty()).then(|| format!("{}: {advice}", lists.join("; ")))
 }
 
-/// Whether some program translates system calls. A program whose cgroup was removed is attached to nothing.
+/// Whether some program translates Service addresses in system calls. A program whose cgroup was removed is attached to
+/// nothing.
 fn serves_sockets(programs: &[SocketProgramView]) -> bool {
     programs.iter().any(|program| program.cgroup != 0)
 }
 
 /// The line of `status` about all programs on sockets.
 fn socket_line(programs: &[SocketProgramView]) -> String {
-    match programs.iter().filter(|program| program.cgroup != 0).count() {
-        0 => "not served: processes of the node do not reach Services".to_owned(),
-        count => {
-            let cgroup = programs.first().map_or(0, |program| program.cgroup);
-            format!("served by {count} programs on the cgroup with inode {cgroup}")
+    // The programs of a cgroup that was removed have the inode 0.
+    let cgroups: Vec<u64> =
+        programs.iter().map(|program| program.cgroup).filter(|inode| *inode != 0).collect();
+    match *cgroups {
+        [] => "not served: processes of the node do not reach Services".to_owned(),
+        [cgroup, ..] => {
+            format!("served by {} programs on the cgroup with inode {cgroup}", cgroups.len())
         }
     }
 }
@@ -422,7 +427,7 @@ fn report_lines(report: &Report, now: Timestamp) -> String {
     }
     if *pending > 0 || report.pending_since.is_some() {
         let since = report.pending_since.map(|since| format!(", since {}", age(since, now)));
-        text.push_str(&line("Pending", &format!("{pending} map updates{}", since.unwrap_or_default())));
+        text.push_str(&line("Pending", &format!("{pending} steps{}", since.unwrap_or_default())));
     }
     text
 }
@@ -837,6 +842,16 @@ workload  ingress    tcx    tc       7   veth0, veth1, veth2, veth3, veth4, veth
             );
             assert!(text.starts_with(&expected), "{text}");
         }
+    }
+
+    #[test]
+    fn programs_of_a_removed_cgroup_serve_no_sockets() {
+        let program = |cgroup| SocketProgramView { program: "connect4", program_id: 1, cgroup };
+        assert!(socket_line(&[program(0)]).starts_with("not served"));
+        assert_eq!(
+            socket_line(&[program(0), program(1234), program(1234)]),
+            "served by 2 programs on the cgroup with inode 1234"
+        );
     }
 
     #[test]

@@ -76,8 +76,8 @@ impl Config {
             NodePortAddresses::Primary => "primary".to_owned(),
             NodePortAddresses::Networks(networks) => list(networks),
         };
-        // The default ranges are left out: given as a flag, they would make the agent drop packets to unassigned
-        // addresses.
+        // Leaves out the default ranges: if a flag named them, the agent would drop packets to unassigned addresses in
+        // them.
         let given_ranges = self.service_ranges.as_deref().filter(|_| self.drops_unknown_vips);
         let ports = &self.masquerade_ports;
         let mut flags = BTreeMap::from([

@@ -199,8 +199,9 @@ fn asks_for_nothing(value: &Value, nothing: &[&str]) -> bool {
 }
 
 impl KubeProxyConfiguration {
-    /// The scheduler for mode ipvs: the configured one, or round robin if there is none or the agent lacks it. `None`
-    /// in other modes. Adds `ipvs.scheduler` to `without_effect` if the agent ignores the configured one.
+    /// The scheduler for mode ipvs: the configured one, or round robin if none is configured or the agent does not have
+    /// the configured one. `None` in other modes. Adds `ipvs.scheduler` to `without_effect` if the agent ignores the
+    /// configured one.
     fn scheduler(&self, without_effect: &mut Vec<String>) -> Option<String> {
         let given = &self.ipvs.scheduler;
         let known = given.parse::<Scheduler>().is_ok();
@@ -278,8 +279,8 @@ mod tests {
         parsed(text).1
     }
 
-    /// The file that kubeadm writes, with some of its lines replaced by others: kubeadm writes every field, those that
-    /// its user has not set with their zero values.
+    /// The file that kubeadm writes, with some of its lines replaced by others. kubeadm writes every field, and the
+    /// zero value for each field that its user has not set.
     fn of_kubeadm(replaced: &[[&str; 2]]) -> (FileSettings, Vec<String>) {
         let objects = include_str!("testdata/kubeadm-objects.yaml");
         let (config_map, _) = objects.split_once("\n---\n").unwrap();

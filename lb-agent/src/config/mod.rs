@@ -70,7 +70,8 @@ pub struct Config {
     pub node_name: String,
     /// The zone of this node; `None` if it has none, or if the Node object names it.
     pub zone: Option<String>,
-    /// The address of this node, see [`Self::node_ip`]; an unspecified address only selects a family.
+    /// The address of this node, see [`Self::node_ip`]. An unspecified address only selects the family of the default
+    /// addresses of the health and metrics servers.
     pub bind_address: IpAddr,
     /// Name patterns of wire and workload interfaces; an empty list means that the agent detects them.
     pub devices: DevicePatterns,
@@ -176,8 +177,8 @@ pub struct DnsConfig {
     pub bind: Vec<SocketAddr>,
     /// The DNS domain that contains the names of Services.
     pub zone: Zone,
-    /// DNS servers for names outside `zone`. If empty, the agent uses the endpoints of the DNS Service with node-local
-    /// DNS, or else the servers in `/etc/resolv.conf`.
+    /// DNS servers for names outside `zone`. If empty, the agent uses the endpoints of the DNS Service if node-local
+    /// DNS is configured, else the servers in `/etc/resolv.conf`.
     pub upstreams: Vec<SocketAddr>,
     /// Which clients the server answers, and at what rate.
     pub access: Access,
@@ -337,8 +338,8 @@ fn capacities(given: &RunArgs) -> Capacities {
         services: given.max_frontends.unwrap_or(defaults.services),
         backends: given.max_backends.unwrap_or(defaults.backends),
         tables: given.max_table_slots.unwrap_or(defaults.tables),
-        // A connection takes two entries. One that is masqueraded through the stack takes four entries, and so counts
-        // as two connections.
+        // A connection takes two entries. A connection that is masqueraded through the stack takes four entries, and so
+        // counts as two connections.
         conntrack: given.max_connections.map_or(defaults.conntrack, |count| count.saturating_mul(2)),
         affinity: given.max_affinity_clients.unwrap_or(defaults.affinity),
     }

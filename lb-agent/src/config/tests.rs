@@ -1,5 +1,6 @@
 use std::{io::Write as _, path::Path};
 
+use clap::CommandFactory as _;
 use glob::Pattern;
 
 use super::*;
@@ -240,7 +241,7 @@ fn at_most_sixteen_networks_are_denied() {
     assert_eq!(config.denied_sources.len(), 16);
     let error = refusal(KernelArgs::default(), run(networks(17)));
     assert!(error.starts_with("--deny-source: \"192.0.16.0/25\"") && error.contains("at most 16"), "{error}");
-    // A network that another given network contains does not count.
+    // A network inside another given network does not count towards the maximum.
     let config =
         Config::new(KernelArgs::default(), run([networks(17), vec!["192.0.0.0/16".into()]].concat()));
     assert_eq!(config.unwrap().denied_sources, ["192.0.0.0/16".parse().unwrap()]);
@@ -463,4 +464,43 @@ fn nodes_of_a_cluster_announce_with_a_key_only() {
     assert!(refusal(KernelArgs::default(), run(Some("/key"), Some(0))).contains("--announce-port"));
     let folder = RunArgs { announce: true, announce_key_file: Some("/key".into()), ..minimal() };
     assert!(refusal(KernelArgs::default(), folder).contains("--announce-member"));
+}
+
+/// Skips each default that the help describes in several words, such as "the host name": that default depends on the
+/// machine or on other settings.
+#[test]
+fn help_names_the_defaults_that_apply() {
+    let kubeconfig = file("{apiVersion: v1, kind: Config}");
+    // These flags have no default. Other flags have a default only if these are given.
+    let run = RunArgs {
+        manifests: None,
+        kubeconfig: Some(kubeconfig.path().to_owned()),
+        announce: true,
+        announce_key_file: Some("/key".into()),
+        announce_table: Some(1080),
+        bird_config: Some("/bird.conf".into()),
+        dns_bind_address: Some(vec!["127.0.0.1:53".into()]),
+        dns_intercept: Some("kube-system/kube-dns".into()),
+        flow_log: Some("-".into()),
+        ..minimal()
+    };
+    let values = Config::new(KernelArgs::default(), run).unwrap().flagz();
+    let command = crate::cli::Cli::command();
+    let mut compared = 0;
+    for flag in command.find_subcommand("run").unwrap().get_arguments() {
+        let help = flag.get_help().map(ToString::to_string).unwrap_or_default();
+        let (Some(name), Some((_, default))) = (flag.get_long(), help.rsplit_once("[default: ")) else {
+            continue;
+        };
+        let default = default.trim_end_matches(']');
+        let is_literal = default != "none" && !default.contains(' ');
+        if !is_literal {
+            continue;
+        }
+        let value = values.get(name).unwrap_or_else(|| panic!("/flagz has no --{name}"));
+        let is_same = value == default || (name == "nodeport-addresses" && value.is_empty());
+        assert!(is_same, "--{name}: {default:?} in the help, but {value:?}");
+        compared += 1;
+    }
+    assert!(compared >= 30, "only {compared} defaults");
 }

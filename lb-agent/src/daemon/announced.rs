@@ -21,8 +21,8 @@ pub(super) struct Announced {
 }
 
 impl Announced {
-    /// Spawns the task that reads from the API server what is announced, and the task that publishes the conditions
-    /// that the former reports.
+    /// Spawns two tasks: one reads from the API server what is announced, and one publishes the conditions that the
+    /// first task reports.
     pub(super) fn spawn(self, server: ApiServer, node: Arc<str>, state: Arc<State>, tasks: &mut Tasks) {
         let Self { advertised, cluster, ballots, events } = self;
         let (problem_sender, problems) = watch::channel(Vec::new());

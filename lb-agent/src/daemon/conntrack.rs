@@ -117,10 +117,10 @@ struct GarbageCollection {
     /// Whether the node may have lost addresses: set when a list of addresses arrives, including the first, because the
     /// node may have lost some while no agent ran.
     checks_addresses: bool,
-    /// Frontends whose flows must be checked. Their flows are deleted before their sockets are closed. The deletion
-    /// waits for a grace period, after which no program connects a socket to an old backend.
+    /// Frontends of which the task must delete the stale flows, and close the stale sockets afterwards. It first waits
+    /// for a grace period, so that no program still connects a socket to an earlier backend.
     packets_of: StaleFrontends,
-    /// Frontends whose flows have been checked, and whose sockets must be checked next.
+    /// Frontends whose stale flows the task has deleted, and whose stale sockets it must close next.
     sockets_of: StaleFrontends,
 }
 
@@ -156,7 +156,8 @@ impl GarbageCollection {
         is_pressed
     }
 
-    /// Deletes flows whose masquerade address or backend is gone, and closes UDP sockets whose backend is gone.
+    /// Deletes masqueraded connections whose source address the node has lost. If the backend of a UDP flow or a UDP
+    /// socket is gone, deletes the flow or closes the socket.
     async fn end_stale(&mut self) -> anyhow::Result<Result<(), DatapathError>> {
         let mut result = Ok(());
         if self.checks_addresses {
@@ -195,7 +196,7 @@ impl GarbageCollection {
         if swept.is_ok() {
             self.observers.counters.send_replace(self.recount.in_flows().clone());
         }
-        // After GC: under pressure, room for new flows comes first.
+        // Ends connections only after GC: if the flow table is nearly full, GC must first make room for new flows.
         let ended = self.ends.pass(self.conntrack.clone(), metrics).await?;
         self.filter.update(&self.conntrack, metrics).await;
         self.next_run = Instant::now() + if self.fill.pressure == Pressure::NONE { CALM } else { PRESSED };
@@ -256,7 +257,7 @@ impl ErrorLog {
 struct Fill {
     pressure: Pressure,
     entries: usize,
-    /// The counters of new and refused flows before that GC run.
+    /// The counters of new and refused flows before the last GC run.
     flow_counts: FlowCounts,
 }
 
@@ -315,8 +316,8 @@ async fn sweep(
     Ok(Ok(()))
 }
 
-/// Deletes UDP flows to backends that their frontend has lost. First waits for a grace period, because programs may
-/// still create such flows.
+/// Deletes UDP flows from a frontend to a backend that the frontend has lost. First waits for a grace period, because
+/// programs may still create such flows.
 async fn delete_flows(
     conntrack: Conntrack,
     stale: Stale,
@@ -370,7 +371,7 @@ async fn delete_masqueraded(conntrack: Conntrack) -> anyhow::Result<Result<(), D
     }))
 }
 
-/// Closes UDP sockets that are connected to backends that their frontend no longer has.
+/// Closes UDP sockets that are connected through a frontend to a backend that the frontend has lost.
 async fn close_sockets(sockets: NodeSockets, stale: Stale) -> anyhow::Result<Result<(), DatapathError>> {
     let closed = task::spawn_blocking(move || {
         sockets.destroy_udp(|vip, backend| {

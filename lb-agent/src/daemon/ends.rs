@@ -10,7 +10,8 @@ use super::published::Published;
 use crate::metrics::Metrics;
 use lb_datapath::{Conntrack, DatapathError, NodeSockets, ServiceConnection};
 
-/// The state that ends connections: the timeouts of Services, and which backends each Service has lost, and when.
+/// The state by which [`Self::pass`] selects the connections to end: the timeouts of Services, and which backends each
+/// Service has lost, and when.
 #[derive(Debug)]
 pub(super) struct Ends {
     rules: Published<Arc<Rules>>,
@@ -30,8 +31,9 @@ impl Ends {
         Self { rules, sockets, drains: Drains::default() }
     }
 
-    /// Ends the connections whose timeout has passed. The programs then answer the client's next TCP segment with a
-    /// RST. The kernel closes TCP sockets of the node; UDP sockets are closed as soon as their backend is gone.
+    /// Ends the connections whose timeout has passed: deletes their flows, after which the programs answer the client's
+    /// next TCP segment with a RST, and lets the kernel close TCP sockets of the node. (UDP sockets wait for no
+    /// timeout: the connection tracking task closes them as soon as their backend is gone.)
     pub(super) async fn pass(
         &mut self,
         conntrack: Conntrack,

@@ -21,7 +21,7 @@ const MAX_NAMESPACE: u64 = 63;
 
 /// A request from the socket to the writer, which knows the Services.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct VariablesRequest {
     pub(super) namespace: String,
     /// Where the writer sends the variables; it sends `None` until the agent has read all Services.
     pub(super) reply: oneshot::Sender<Option<Environment>>,
@@ -49,7 +49,10 @@ impl From<Option<Environment>> for Variables {
 }
 
 /// Serves the environment socket. If it cannot be created, the agent logs the error and runs without it.
-pub(super) async fn serve(bpffs: PathBuf, requests: mpsc::Sender<Request>) -> anyhow::Result<Infallible> {
+pub(super) async fn serve(
+    bpffs: PathBuf,
+    requests: mpsc::Sender<VariablesRequest>,
+) -> anyhow::Result<Infallible> {
     let listener = match socket::bind(&bpffs, Socket::Environment) {
         Ok(listener) => listener,
         Err(error) => {
@@ -77,11 +80,11 @@ pub(super) async fn serve(bpffs: PathBuf, requests: mpsc::Sender<Request>) -> an
     }
 }
 
-async fn answer(mut stream: UnixStream, requests: &mpsc::Sender<Request>) -> anyhow::Result<()> {
+async fn answer(mut stream: UnixStream, requests: &mpsc::Sender<VariablesRequest>) -> anyhow::Result<()> {
     let mut namespace = String::new();
     (&mut stream).take(MAX_NAMESPACE + 1).read_to_string(&mut namespace).await?;
     let (reply, environment) = oneshot::channel();
-    requests.send(Request { namespace, reply }).await?;
+    requests.send(VariablesRequest { namespace, reply }).await?;
     let variables = Variables::from(environment.await?);
     Ok(stream.write_all(&serde_json::to_vec(&variables)?).await?)
 }

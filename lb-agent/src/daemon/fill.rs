@@ -16,7 +16,7 @@ pub(super) struct Fill {
 }
 
 impl Fill {
-    /// The warning about this map; `None` unless it is nearly full and not small.
+    /// The warning about this map; `None` if the map is small or not nearly full.
     pub(super) fn warning(&self) -> Option<String> {
         let Self { map, used, capacity } = self;
         if *capacity < SMALL || used * 100 < *capacity as usize * WARN_FROM {

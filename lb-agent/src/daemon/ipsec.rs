@@ -10,7 +10,8 @@ use ipnet::IpNet;
 use lb_datapath::{Conntrack, DatapathError, OutPolicy, PolicyWatcher, bypassed_policies};
 use tracing::{info, warn};
 
-/// Finds IPsec policies that replies would bypass, and deletes the connections of external clients that they cover.
+/// Finds IPsec policies that replies would bypass, and deletes the connections of the external clients that these
+/// policies cover.
 #[derive(Debug)]
 pub(super) struct Ipsec {
     bpffs: PathBuf,
@@ -34,8 +35,8 @@ impl Ipsec {
         })
     }
 
-    /// Finds bypassed policies. Returns the networks of clients that must be denied, and sentences for `status`. After
-    /// a failure, the policies found last stay in force.
+    /// Finds bypassed policies. Returns the networks of clients that must be denied, and sentences for `status`. If the
+    /// search fails, uses the policies that the last successful search found.
     pub(super) fn denied(&mut self) -> (Vec<IpNet>, Vec<String>) {
         let mut conditions = Vec::new();
         match bypassed_policies(&self.bpffs) {

@@ -7,7 +7,7 @@
 //!     └──conditions──▶ State  ◀── healthz, status socket
 //! ```
 //!
-//! If one task ends, the agent ends with its error. The programs and maps stay in the kernel and keep serving.
+//! If one task fails, the agent ends with that task's error. The programs and maps stay in the kernel and keep serving.
 
 mod addresses;
 mod announced;

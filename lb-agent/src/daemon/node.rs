@@ -1,5 +1,5 @@
 //! Updates the settings of the data plane when addresses of the node, its Node object or the address ranges of the
-//! cluster change, and sends the facts that the plan needs to the writer.
+//! cluster change, and sends the writer the facts that it needs to plan.
 
 use std::{
     collections::BTreeSet, convert::Infallible, future, net::IpAddr, ops::RangeInclusive, sync::Arc,
@@ -79,7 +79,8 @@ pub(super) struct Sources {
     pub(super) service_cidrs: watch::Receiver<Vec<IpNet>>,
     /// Whether at least one synchronisation has completed: the Services are in the kernel.
     pub(super) synchronised: watch::Receiver<bool>,
-    /// Addresses of other nodes that may send tunnelled packets, in addition to `--dsr-peers`; `None` until known.
+    /// Addresses of other nodes that may send tunnelled packets, in addition to `--dsr-peers`; `None` until the API
+    /// server has named them.
     pub(super) peers: watch::Receiver<Option<BTreeSet<IpAddr>>>,
     /// The interface index of the catch device while its programs are attached, else `None`.
     pub(super) catch: watch::Receiver<Option<u32>>,
@@ -273,10 +274,10 @@ impl Node {
     }
 
     /// Handles packets to cluster IPs that no program has translated. If the settings let the agent drop packets to
-    /// unassigned cluster IPs, adds the catch device, and unreachable routes that apply while the device is missing; if
-    /// not, removes the device and all these routes. `served` is the device's index once its programs are attached;
-    /// from then on, other routes send untranslated packets to the device. Returns a condition for each part that
-    /// fails.
+    /// unassigned cluster IPs, adds the catch device, routes that send the untranslated packets to it, and unreachable
+    /// routes that apply while the device is missing. If not, removes the device and all these routes. `served` is the
+    /// index of the device if its programs are attached, else `None`: without it, this adds no routes to the device.
+    /// Returns a condition for each part that fails.
     fn catch_untranslated(&mut self, settings: &Settings, served: Option<u32>) -> Vec<String> {
         let drops = settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0;
         let ranges = if drops { networks(&settings.service_ranges) } else { Vec::new() };
@@ -330,8 +331,8 @@ fn families_in_use(own: &[IpAddr], service_ranges: &[IpNet]) -> Families {
     if service_ranges.is_empty() { of_node } else { of_node.intersection(of_services) }
 }
 
-/// A condition for each of these families that the kernel does not forward: packets of pods and other machines do not
-/// reach the backends.
+/// A condition for each family in `routed` that the kernel does not forward: packets of pods and other machines then do
+/// not reach backends at addresses that this node does not have.
 fn not_forwarding(routed: Families) -> Vec<String> {
     let mut conditions = Vec::new();
     let sysctls = [(Family::V4, "net.ipv4.ip_forward"), (Family::V6, "net.ipv6.conf.all.forwarding")];

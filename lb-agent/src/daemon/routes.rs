@@ -20,7 +20,8 @@ use crate::{
 
 /// Receivers of what the source of Services and the writer publish for the BGP task.
 pub(super) struct Inputs {
-    /// Advertisements in the folder of manifests; with an API server, only those for layer 2.
+    /// Advertisements in the folder of manifests. With an API server, this channel has only those for layer 2, so the
+    /// BGP task does not use it.
     pub(super) advertised: watch::Receiver<Advertised>,
     pub(super) holders: watch::Receiver<HolderMap>,
     pub(super) synchronised: watch::Receiver<bool>,

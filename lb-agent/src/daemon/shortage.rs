@@ -11,7 +11,7 @@ use std::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// Minimum interval between two log lines about one shortage, and how long a shortage lasts after the last call of
+/// Minimum interval between two log lines about one shortage, and minimum time that a shortage lasts after a call of
 /// [`Shortages::refused`].
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -33,8 +33,8 @@ pub struct ShortageReport {
 #[derive(Debug, Default)]
 pub(super) struct Shortages {
     of: BTreeMap<&'static str, Shortage>,
-    /// When each shortage was last logged. An entry stays after its shortage ends, so that one that comes and goes is
-    /// not logged each time.
+    /// When each shortage was last logged. An entry stays after its shortage ends, so that a shortage that comes and
+    /// goes is not logged each time.
     logged: BTreeMap<&'static str, Instant>,
 }
 

@@ -1,5 +1,5 @@
 //! The task that reads the packet counters and runs the garbage collection of `AFFINITY`, to detect shortages of flows,
-//! source ports and affinity entries. It logs the shortages that other tasks detect as well.
+//! source ports and affinity entries. It also logs the shortages that other tasks detect.
 
 use std::{
     convert::Infallible,
@@ -20,7 +20,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Interval between two garbage collections of the map `AFFINITY`.
 const AFFINITY: Duration = Duration::from_secs(5);
 
-/// Counters of flows; garbage collection of flows runs early if they grow fast.
+/// Counters of new and refused flows. If they show that the flow table may be nearly full, its garbage collection runs
+/// early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct FlowCounts {
     /// Number of new flows since the maps were created.

@@ -166,9 +166,9 @@ pub fn ask(bpffs: &Path) -> anyhow::Result<Option<Report>> {
     connect(bpffs, Socket::Status)?.map(read).transpose()
 }
 
-/// Requests the report of the only agent that listens in [`FOLDER`], whatever its directory of pins is; `None` if none or
-/// several listen. In a Pod the folder belongs to one agent. If the BPF file system of that agent was unmounted or
-/// replaced, the agent still runs, but [`ask`] does not find it.
+/// Requests the report of the only agent that listens in [`FOLDER`], whatever its directory of pins is; `None` if no
+/// agent or several agents listen. In a Pod the folder belongs to one agent. If the BPF file system of that agent was
+/// unmounted or replaced, the agent still runs, but [`ask`] does not find it.
 ///
 /// # Errors
 /// The agent sends no valid report.

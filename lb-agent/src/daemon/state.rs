@@ -56,7 +56,7 @@ pub struct Report {
     /// The work that remained after the last synchronisation: the number of map updates, plus the number of Services
     /// that it did not plan or that wait for room in a map.
     pub pending: usize,
-    /// When the oldest change that is not in the kernel yet arrived.
+    /// Arrival time of the oldest change that is not in the kernel yet.
     pub pending_since: Option<Timestamp>,
     /// Errors of the last synchronisation.
     pub failures: Vec<String>,

@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(messages[0], "READY=1");
         assert!(messages.len() > 2 && messages[1..].iter().all(|it| it == "WATCHDOG=1"), "{messages:?}");
 
-        // The first check finds a healthy agent, later checks an unhealthy one.
+        // The agent is healthy at the first check, and unhealthy at all later checks.
         let looks = Mutex::new(0);
         let is_healthy_once = || {
             let mut looks = looks.lock().unwrap();

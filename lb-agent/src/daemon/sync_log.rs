@@ -41,7 +41,8 @@ impl SyncLog {
         }
     }
 
-    /// When the next line is due; `None` if there is nothing to log, or if the line may be written at once.
+    /// When the next line is due; `None` if there is nothing to log, or if no line has been written yet: the first line
+    /// is written at once.
     pub(super) fn due(&self) -> Option<Instant> {
         let last = self.last_line.filter(|_| self.synchronisations > 0)?;
         Some(last + APART)

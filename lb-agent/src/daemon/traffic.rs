@@ -38,7 +38,7 @@ impl ServiceTraffic {
             return Ok(None);
         }
         let mut ledger = Ledger::default();
-        // Traffic from before the start of the agent must not count.
+        // The first walk only records the counters, so that traffic from before the start of the agent does not count.
         datapath.conntrack().tally(&mut ledger)?;
         let of_backends = of == ServiceMetrics::Backend;
         Ok(Some(Self { ledger: Arc::new(Mutex::new(ledger)), maps: datapath.maps().clone(), of_backends }))

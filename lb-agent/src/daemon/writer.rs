@@ -2,8 +2,8 @@
 //!
 //! The task receives changes from the source, lets the [`Reconciler`] plan, applies the steps, and waits for a grace
 //! period before it reuses slots. Once the source has sent all readable objects, the task applies each change
-//! immediately, unless the retry of a refused update is pending. The changes that arrive before that, during the pause
-//! before a retry, or while the task is busy, are applied together.
+//! immediately, unless the retry of a refused update is pending. Changes that arrive before the source has sent all
+//! readable objects, during the pause before a retry, or while the task is busy, are applied together.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -67,9 +67,9 @@ pub(super) struct Listeners {
     pub(super) stale_udp: mpsc::UnboundedSender<StaleFrontends>,
     /// The answers of the `healthCheckNodePort` servers.
     pub(super) checks: watch::Sender<Checks>,
-    /// Endpoints to probe: to the prober.
+    /// Gives the prober the endpoints to probe.
     pub(super) targets: mpsc::UnboundedSender<probe::Targets>,
-    /// Kubernetes Events about Services: to the task that writes them.
+    /// Sends Kubernetes Events about Services to the task that writes them.
     pub(super) events: Events,
     /// The Services that have load balancers' addresses.
     pub(super) holders: watch::Sender<HolderMap>,
@@ -80,8 +80,8 @@ pub(super) struct Listeners {
     pub(super) synchronised: watch::Sender<bool>,
     /// The families with backends at addresses that this node does not have.
     pub(super) routed: watch::Sender<Families>,
-    /// How much of the source's objects has been read and is in the kernel. `holders` is up to date before this
-    /// changes.
+    /// Which part of the source's objects the agent has read and written to the kernel. `holders` is up to date before
+    /// this changes.
     pub(super) complete: watch::Sender<Completeness>,
 }
 
@@ -194,7 +194,7 @@ impl Writer {
         mut self,
         mut events: mpsc::Receiver<SourceEvent>,
         mut counters: watch::Receiver<BTreeSet<u32>>,
-        mut environments: mpsc::Receiver<environment::Request>,
+        mut environments: mpsc::Receiver<environment::VariablesRequest>,
     ) -> anyhow::Result<Infallible> {
         loop {
             let next_step = self.next_step_of_slow_start();
@@ -220,14 +220,14 @@ impl Writer {
         }
     }
 
-    /// When a slow start needs its next plan; `None` without a slow start, or while a pause holds plans back.
+    /// When a slow start needs its next plan; `None` without a slow start, or while a retry is pending.
     fn next_step_of_slow_start(&self) -> Option<Instant> {
         let step = self.reconciler.next_step_of_slow_start().filter(|_| self.retry.is_none());
         step.map(|step| self.started + step)
     }
 
     /// Answers a request of `lb-agent service env` or `lb-agent exec`. Ignores that the client may have gone.
-    fn answer(&self, environment::Request { namespace, reply }: environment::Request) {
+    fn answer(&self, environment::VariablesRequest { namespace, reply }: environment::VariablesRequest) {
         let environment = self.source_ready.then(|| self.reconciler.store().environment(&namespace));
         drop(reply.send(environment));
     }
@@ -272,7 +272,8 @@ impl Writer {
         }
     }
 
-    /// Synchronises if a plan is due, the source has sent all readable objects, and no pause is running.
+    /// Synchronises if a plan is due and the source has sent all readable objects, except during the pause before a
+    /// retry.
     fn work(&mut self) {
         self.reconciler.set_now(self.started.elapsed());
         let held_back = self.retry.is_some_and(|retry| retry.at > Instant::now());
@@ -323,14 +324,14 @@ impl Writer {
             self.reconciler.compact();
         }
         self.log.count_steps(applied);
-        // The holders are published before the agent counts as synchronised. From then on, the agent removes routes and
-        // announcement records of an earlier agent that no holder needs.
+        // Publishes the holders (Services with load balancers' addresses) before the agent counts as synchronised: once
+        // it does, it removes the routes and announcement records of an earlier agent that no holder needs.
         if self.reconciler.take_holders_changed() {
             self.listeners.holders.send_replace(Arc::new(self.reconciler.holders().clone()));
         }
         self.delete_stale_flows();
         // A Service that waits for slots counts as pending, but does not make the agent unhealthy: other nodes are
-        // likely to have the same shortage.
+        // likely to have the same shortage, so load balancers should not avoid this node.
         let waits = |problem: &&Condition| problem.waits_for().is_some();
         let waiting = self.reconciler.problems().filter(waits).count();
         self.pending = planned - applied + self.reconciler.unplanned() + waiting;
@@ -354,7 +355,7 @@ impl Writer {
         let mut all = Applied::default();
         loop {
             let Plan { steps, .. } = self.reconciler.plan_part(Reconciler::PART);
-            // Before the first step: see `ServedUdp`.
+            // Publishes endpoints before the first step: a new one must be in `ServedUdp` before it is in the kernel.
             self.publish_rules();
             all.planned += steps.len();
             all.is_large |= self.reconciler.is_partial() || steps.len() > BATCH;
@@ -410,7 +411,7 @@ impl Writer {
         }
     }
 
-    /// After a refusal, schedules another plan after a pause.
+    /// Schedules another plan after a pause, because the kernel has refused a step.
     fn put_off(&mut self, error: &ApplyError) {
         let pending = self.pending;
         self.reconciler.failed();
@@ -516,7 +517,8 @@ impl Writer {
         }
     }
 
-    /// Publishes what a plan, or its failure, changes for the task that ends connections.
+    /// Publishes the endpoints of UDP frontends, and the timeouts of Services, that a plan or its failure has changed.
+    /// The connection tracking task reads both.
     fn publish_rules(&mut self) {
         let served = self.reconciler.take_served_changes();
         if !served.is_empty() {
@@ -531,7 +533,7 @@ impl Writer {
         }
     }
 
-    /// Publishes to the node task for which families the kernel must forward.
+    /// Publishes the families for which the kernel must forward packets. The node task reads them.
     fn publish_routed(&self) {
         let routed = self.reconciler.routed();
         self.listeners.routed.send_if_modified(|known| std::mem::replace(known, routed) != routed);

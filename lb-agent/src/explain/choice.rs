@@ -8,13 +8,13 @@ use lb_common::{
     conntrack::{Flow, Tick},
 };
 use lb_ebpf::{
-    rules::admission::rejection,
+    rules::{admission::rejection, flow::may_be_retried},
     service::schedule::{self, Load},
 };
 
 use super::{
     frontend::AdmittedFlow,
-    step::{AffinityState, Method, TraceStep, Verdict, socket},
+    step::{AffinityState, Conclusion, Method, TraceStep, socket},
     tables::Tables,
     walk::{Stop, Walk, WalkResult},
 };
@@ -34,7 +34,7 @@ impl<T: Tables> Walk<'_, T> {
         let slice = self.tables.backends(service.backends_base, service.backends_count)?;
         if slice.len() < service.backends_count as usize {
             self.steps.push(TraceStep::NoSuchBackend);
-            return Err(Stop::With(Verdict::Dropped { outcome: Outcome::NoBackend }));
+            return Err(Stop::With(Conclusion::Dropped { outcome: Outcome::NoBackend }));
         }
         let mut places = match self.of_client(service, &slice)? {
             Some(place) => Places::from([place]),
@@ -42,9 +42,10 @@ impl<T: Tables> Walk<'_, T> {
         };
         if places.is_empty() {
             self.steps.push(TraceStep::NoBackends { elsewhere: false });
-            return Err(Stop::With(Verdict::of(rejection(self.question.tuple.protocol))));
+            return Err(Stop::With(Conclusion::of(rejection(self.question.tuple.protocol))));
         }
-        if let Some(flow) = earlier.filter(|_| self.tables.globals().syn_retries != 0) {
+        let syn_retries = self.tables.globals().syn_retries;
+        if let Some(flow) = earlier.filter(|_| may_be_retried(true, syn_retries)) {
             let others: Places = places.iter().map(|place| another(service, flow, &slice, *place)).collect();
             if others != places {
                 self.steps.push(TraceStep::NextBackend);
@@ -144,8 +145,8 @@ impl<T: Tables> Walk<'_, T> {
     }
 }
 
-/// The index of the backend after `place` if the client's earlier `flow` went to the backend at `place` and got no
-/// answer, else `place`; as `choose::another` finds it.
+/// The index of the next backend (the first one follows the last one) if the client's earlier `flow` went to the
+/// backend at `place` and got no answer, else `place`; as `choose::another` finds it.
 fn another(service: &Service, flow: &Flow, slice: &[Backend], place: u32) -> u32 {
     let Some(backend) = slice.get(place as usize) else { return place };
     let slot = service.backends_base.wrapping_add(place);

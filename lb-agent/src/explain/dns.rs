@@ -7,16 +7,15 @@ use lb_ebpf::{
 };
 
 use super::{
-    step::{Ends, TraceStep, Verdict},
+    step::{Conclusion, Ends, TraceStep},
     tables::Tables,
     walk::{Walk, WalkResult, untouched},
 };
 
 impl<T: Tables> Walk<'_, T> {
-    /// Explains a packet that matches no flow if node-local DNS redirects it, else returns `None`; like `dns::query`.
-    /// The programs look up the server's socket; this function assumes that it exists, because a server with a live
-    /// lease has one.
-    pub(super) fn query(&mut self) -> WalkResult<Option<Verdict>> {
+    /// Explains the packet if node-local DNS redirects it, else returns `None`; like `dns::query`. The programs look up
+    /// the server's socket; this function assumes that it exists, because a server with a live lease has one.
+    pub(super) fn query(&mut self) -> WalkResult<Option<Conclusion>> {
         let tuple = self.question.tuple;
         let is_query = may_be_query(&tuple, Part::Whole) && self.is_of_pod()?;
         let key = ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol);
@@ -28,7 +27,7 @@ impl<T: Tables> Walk<'_, T> {
         self.steps.push(TraceStep::NodeLocalDns { server: to.to, live });
         Ok(match query(tuple.protocol, &self.segment, lease, ServerSocket::Open) {
             Query::Local => {
-                Some(Verdict::Translated { outcome: outcome(tuple.protocol, &self.segment), ends: to })
+                Some(Conclusion::Translated { outcome: outcome(tuple.protocol, &self.segment), ends: to })
             }
             Query::Service | Query::Reset => None,
         })
@@ -36,14 +35,14 @@ impl<T: Tables> Walk<'_, T> {
 
     /// Explains a packet that leaves the node without a flow: the programs translate it if it is an answer of the
     /// agent's DNS server, and otherwise leave it untouched; like `dns::answer`.
-    pub(super) fn answer(&self) -> WalkResult<Verdict> {
+    pub(super) fn answer(&self) -> WalkResult<Conclusion> {
         let tuple = self.question.tuple;
         let key = ServiceKey::new(tuple.source, tuple.source_port, tuple.protocol);
         let entry = self.tables.dns_intercept(&key)?.filter(DnsIntercept::is_of_answers);
         match entry {
             Some(entry) if self.is_of_pod()? => {
                 let to = Tuple { source: entry.address, source_port: entry.port, ..tuple };
-                Ok(Verdict::Translated { outcome: Outcome::DnsAnswer, ends: Ends::from(&to) })
+                Ok(Conclusion::Translated { outcome: Outcome::DnsAnswer, ends: Ends::from(&to) })
             }
             _ => Ok(untouched(Outcome::NoService)),
         }

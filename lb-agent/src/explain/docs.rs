@@ -2,7 +2,7 @@
 
 use crate::announce::AnnouncedBy;
 
-use super::step::{ForwardingPath, TraceStep, Unlisted, Verdict};
+use super::step::{Conclusion, ForwardingPath, TraceStep, Unlisted};
 
 /// Lists sections of the documentation with their paths.
 macro_rules! sections {
@@ -55,6 +55,7 @@ sections! {
     FullTable "/docs/debugging#new-connections-are-dropped",
     StrayReset "/docs/metrics#stray_reset",
     InvalidFlags "/docs/metrics#invalid_flags",
+    Handover "/docs/metrics#left_to_earlier",
     Limits "/docs/annotations#limits-on-new-connections",
     Timeouts "/docs/annotations#timeouts",
     ProxyHeader "/docs/proxy-protocol#how-it-gets-into-the-connection",
@@ -71,14 +72,15 @@ pub(crate) const fn step(step: &TraceStep) -> &'static str {
     section(step).path()
 }
 
-/// The path of the row about the outcome of a verdict; if the packet may have several, of the first one.
-pub(crate) fn verdict(verdict: &Verdict) -> String {
+/// The path of the row, in the table of outcomes, about the outcome of a verdict. If the flow may get one of several
+/// backends, the row is about the outcome with the first of them.
+pub(crate) fn verdict(verdict: &Conclusion) -> String {
     let outcome = match verdict {
-        Verdict::Untouched { outcome }
-        | Verdict::Translated { outcome, .. }
-        | Verdict::Rejected { outcome }
-        | Verdict::Dropped { outcome } => Some(*outcome),
-        Verdict::Begins { backends } => backends.first().map(|candidate| candidate.outcome),
+        Conclusion::Untouched { outcome }
+        | Conclusion::Translated { outcome, .. }
+        | Conclusion::Rejected { outcome }
+        | Conclusion::Dropped { outcome } => Some(*outcome),
+        Conclusion::Begins { backends } => backends.first().map(|candidate| candidate.outcome),
     };
     format!("/docs/metrics#{}", outcome.map_or("outcomes", lb_common::Outcome::as_str))
 }
@@ -93,7 +95,7 @@ const fn section(step: &TraceStep) -> Section {
         TraceStep::Flow { way, .. } => forwarding(*way),
         TraceStep::NewConnection { .. } | TraceStep::Retransmission => Section::SynOnEntry,
         TraceStep::Foreign => Section::BypassesVip,
-        TraceStep::PortTaken { .. } => Section::PortTaken,
+        TraceStep::PortTaken { .. } | TraceStep::OfOtherFlow => Section::PortTaken,
         TraceStep::NodePortTaken { .. } => Section::Masquerading,
         TraceStep::Full => Section::FullTable,
         TraceStep::Frontend { .. } => Section::Services,
@@ -102,6 +104,7 @@ const fn section(step: &TraceStep) -> Section {
         TraceStep::NodeLocalDns { .. } => Section::NodeLocalDns,
         TraceStep::NoFrontend => Section::NoService,
         TraceStep::Address { is } => unlisted(*is),
+        TraceStep::LeftToEarlier => Section::Handover,
         TraceStep::NotSyn | TraceStep::StraySynAck => Section::NoFlow,
         TraceStep::StrayReset => Section::StrayReset,
         TraceStep::InvalidFlags => Section::InvalidFlags,
@@ -172,9 +175,9 @@ mod tests {
     #[test]
     fn every_outcome_has_a_row_that_exists() {
         for outcome in Outcome::ALL {
-            let path = verdict(&Verdict::Dropped { outcome });
+            let path = verdict(&Conclusion::Dropped { outcome });
             assert!(exists(&path), "{path}");
         }
-        assert!(exists(&verdict(&Verdict::Begins { backends: Vec::new() })));
+        assert!(exists(&verdict(&Conclusion::Begins { backends: Vec::new() })));
     }
 }

@@ -12,7 +12,7 @@ use lb_ebpf::rules::{
 
 use super::{
     question::HookPoint,
-    step::{ClientSide, TraceStep, Verdict, socket},
+    step::{ClientSide, Conclusion, TraceStep, socket},
     tables::Tables,
     walk::{Stop, Walk, WalkResult},
 };
@@ -40,33 +40,24 @@ impl<T: Tables> Walk<'_, T> {
         ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol)
     }
 
-    /// The flow that may begin with the packet; `None` if the packet is for no Service.
+    /// The flow that may begin with the packet; `None` if the program treats the packet like one for no Service.
     pub(super) fn prepare(&mut self) -> WalkResult<Option<AdmittedFlow>> {
         let Some(service) = self.frontend()? else { return Ok(None) };
-        if self.question.tuple.protocol != protocol::UDP
-            && !self.conclude(admission::first_segment(&self.segment, &service))?
-        {
+        if !self.first_packet(&service)? {
             return Ok(None);
         }
-        self.source()?;
-        let (service, side) = self.for_client(service)?;
+        let (service, internal, side) = self.for_client(service)?;
         if let Some(is) = side {
             self.steps.push(TraceStep::Client { is, backends: service.backends_count });
         }
-        let client = self.question.tuple.source;
-        if !self.admit(&service, &client, |ranges| admission::packets_of(&service, ranges))?
-            || !self.conclude(self.handshake(&service))?
-        {
+        let Tuple { source: client, protocol, .. } = self.question.tuple;
+        let segment = self.segment;
+        if !self.admit(&service, &client, |ranges| admission::packet(&segment, protocol, &service, ranges))? {
             return Ok(None);
         }
         self.limit(&service)?;
-        let internal = !matches!(side, None | Some(ClientSide::External));
         let direct = client::is_answered_directly(&service, internal);
         Ok(Some(AdmittedFlow { service, masquerade: service.masquerades(internal), direct }))
-    }
-
-    fn handshake(&self, service: &Service) -> Admission {
-        admission::handshake(&self.segment, self.question.tuple.protocol, service)
     }
 
     /// The record of the packet's destination in `SERVICES`; adds the lookup as a step.
@@ -78,10 +69,9 @@ impl<T: Tables> Walk<'_, T> {
         };
         if !service.is_sealed(&key) {
             self.steps.push(TraceStep::Torn);
-            return Err(Stop::With(Verdict::Dropped { outcome: Outcome::TornService }));
+            return Err(Stop::With(Conclusion::Dropped { outcome: Outcome::TornService }));
         }
         let name = self.name_of(service.id)?;
-        let has_internal = service.flags & service_flags::SHORT_CIRCUIT != 0;
         self.steps.push(TraceStep::Frontend {
             frontend: socket(key.address, key.port),
             protocol: protocol_name(key.protocol),
@@ -90,22 +80,25 @@ impl<T: Tables> Walk<'_, T> {
             scheduler: Scheduler::try_from(service.scheduler).unwrap_or_default(),
             affinity_seconds: service.affinity_seconds,
             backends: service.backends_count,
-            internal: has_internal.then_some(service.internal_count),
+            internal: service.has_internal_slice().then_some(service.internal_count),
         });
         Ok(Some(service))
     }
 
-    /// Ends the walk if the settings deny the client, by `--deny-source` or because of an IPsec policy; like
-    /// `settings::admits`.
-    fn source(&mut self) -> WalkResult<()> {
+    /// Whether the packet may begin a flow, as far as its protocol and flags decide, and whether the settings admit its
+    /// client: `--deny-source` and IPsec policies exclude clients. Like `service::admit::first_packet`. The result is
+    /// that of [`Self::conclude`].
+    fn first_packet(&mut self, service: &Service) -> WalkResult<bool> {
         let client = &self.question.tuple.source;
         let is_denied = self.settings()?.is_some_and(|settings| settings.denied.contains(client));
-        let is_internal = is_denied && self.side()?.is_internal();
-        if admission::source(|| is_denied, || is_internal) == Admission::Admitted {
-            return Ok(());
+        let is_internal = self.side()?.is_internal();
+        let (handover, body, segment) = (self.tables.handover()?, self.question.body(), &self.segment);
+        let admission =
+            admission::first_packet(handover, body, segment, service, || is_denied, || is_internal);
+        if admission == Admission::SourceNotAllowed {
+            self.steps.push(TraceStep::DeniedSource);
         }
-        self.steps.push(TraceStep::DeniedSource);
-        self.conclude(Admission::SourceNotAllowed).map(drop)
+        self.conclude(admission)
     }
 
     /// Whether the client is internal, and by which criterion: its address or its device.
@@ -116,18 +109,17 @@ impl<T: Tables> Walk<'_, T> {
         Ok(client::side(|| by_address, || by_device))
     }
 
-    /// The record with the backends for this client, and whether the client is internal, if that matters; like
-    /// `settings::for_client`.
-    pub(super) fn for_client(&self, service: Service) -> WalkResult<(Service, Option<ClientSide>)> {
-        if !service.depends_on_client() {
-            return Ok((service.for_client(false), None));
-        }
+    /// The record with the backends for this client, whether the client counts as internal and, if that matters, by
+    /// which criterion.
+    pub(super) fn for_client(&self, service: Service) -> WalkResult<(Service, bool, Option<ClientSide>)> {
         let side = self.side()?;
-        Ok((service.for_client(side.is_internal()), Some(side.into())))
+        let matters = service.depends_on_client();
+        let (service, internal) = client::for_client(service, || side.is_internal());
+        Ok((service, internal, matters.then(|| side.into())))
     }
 
-    /// Applies `rule`, which may check whether the client is in the source ranges of the service. Returns false if the
-    /// packet is for no Service.
+    /// Applies `rule`, which may check whether the client is in the source ranges of the service; adds the check as a
+    /// step. The result is that of [`Self::conclude`].
     pub(super) fn admit(
         &mut self,
         service: &Service,
@@ -147,14 +139,15 @@ impl<T: Tables> Walk<'_, T> {
         self.conclude(admission)
     }
 
-    /// Ends the walk if a limit on new connections of the service refuses the packet; like `service::limit::admits`.
+    /// Ends the walk if a limit on new connections of the service refuses the packet, or at the XDP hook, where the
+    /// program leaves a limited connection to tc; like `service::limit::admits`.
     fn limit(&mut self, service: &Service) -> WalkResult<()> {
         let Tuple { source: client, protocol, .. } = self.question.tuple;
         if !limit::applies(service, protocol, self.segment.is_syn()) {
             return Ok(());
         }
         if self.question.hook == HookPoint::Xdp {
-            return Err(Stop::With(Verdict::of(Outcome::OtherHook)));
+            return Err(Stop::With(Conclusion::of(Outcome::OtherHook)));
         }
         let Some(limits) = self.tables.limits(service.id)? else { return Ok(()) };
         let now = self.tables.nanos();
@@ -166,18 +159,21 @@ impl<T: Tables> Walk<'_, T> {
             let left = limit::bucket(rate).left(full_at, now);
             self.steps.push(TraceStep::Limit { rate: rate.to_string(), each_client: number == 0, left });
             if left == 0 {
-                return Err(Stop::With(Verdict::of(Outcome::ConnectionLimited)));
+                return Err(Stop::With(Conclusion::of(Outcome::ConnectionLimited)));
             }
         }
         Ok(())
     }
 
     /// Returns true if `admission` lets a flow begin. Otherwise adds the reason as a step; then returns false if the
-    /// packet counts as one for no Service, else ends the walk with the verdict.
+    /// program treats the packet like one for no Service, else ends the walk with the verdict.
     pub(super) fn conclude(&mut self, admission: Admission) -> WalkResult<bool> {
         match admission {
-            // The caller has added the step already: `source` for `--deny-source`, `admit` for source ranges.
-            Admission::Admitted | Admission::SourceNotAllowed => {}
+            // An admitted packet needs no step. For a source that is not allowed, the caller has added it already:
+            // `first_packet` for a denied source, `admit` for source ranges. `explain` never gets the last one, because
+            // it does not cover fragments.
+            Admission::Admitted | Admission::SourceNotAllowed | Admission::UnknownFragment => {}
+            Admission::LeftToEarlier => self.steps.push(TraceStep::LeftToEarlier),
             Admission::NotSyn => self.steps.push(TraceStep::NotSyn),
             Admission::InvalidFlags => self.steps.push(TraceStep::InvalidFlags),
             Admission::StrayReset => self.steps.push(TraceStep::StrayReset),
@@ -194,12 +190,12 @@ impl<T: Tables> Walk<'_, T> {
         match admission.allow(self.question.tuple.protocol) {
             Ok(()) => Ok(true),
             Err(Outcome::NoService) => Ok(false),
-            Err(outcome) => Err(Stop::With(Verdict::of(outcome))),
+            Err(outcome) => Err(Stop::With(Conclusion::of(outcome))),
         }
     }
 
     /// The verdict on a packet to an address and port that no Service has; like `vips::unlisted`.
-    pub(super) fn unlisted(&mut self) -> WalkResult<Verdict> {
+    pub(super) fn unlisted(&mut self) -> WalkResult<Conclusion> {
         let address = &self.question.tuple.destination;
         let settings = self.settings()?;
         let in_range = settings.is_some_and(|settings| settings.service_ranges.contains(address));
@@ -207,7 +203,7 @@ impl<T: Tables> Walk<'_, T> {
         let vip = self.tables.vip(address)?;
         let is = unlisted::unlisted(in_range, || vip, || drops, self.segment.is_rst());
         self.steps.push(TraceStep::Address { is: is.into() });
-        Ok(Verdict::of(is.outcome(self.question.tuple.protocol)))
+        Ok(Conclusion::of(is.outcome(self.question.tuple.protocol)))
     }
 }
 

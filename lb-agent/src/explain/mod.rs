@@ -1,8 +1,8 @@
 //! `lb-agent explain`: what the data plane would do with a packet, step by step, as text.
 //!
 //! It follows the programs (`lb-ebpf/src/datapath`, `lb-ebpf/src/sockets`), reads the same maps, and calls the same
-//! rules (`lb_ebpf::rules`). All input comes through the trait [`Tables`], so the packet tests compare it with the
-//! programs in random states (`explain_agrees_with_the_programs`).
+//! rules (`lb_ebpf::rules`). All input comes through the trait [`Tables`], so the packet tests can compare the
+//! explanations with the programs in random states (`explain_agrees_with_the_programs`).
 //!
 //! ```text
 //! question  the packet to explain            frontend  its Service, and whether a flow may begin
@@ -42,8 +42,8 @@ pub use self::{
     pinned::PinnedTables,
     question::{HookPoint, PacketKind, Question},
     step::{
-        AffinityState, Candidate, ClientSide, ForwardingPath, Method, Source, Stale, TraceStep, Unlisted,
-        Verdict,
+        AffinityState, Candidate, ClientSide, Conclusion, ForwardingPath, Method, Source, Stale, TraceStep,
+        Unlisted,
     },
     tables::Tables,
     words::{step as step_in_words, verdict as verdict_in_words},
@@ -55,7 +55,7 @@ pub struct Explanation {
     /// The lookups and decisions of the programs, in order.
     pub steps: Vec<TraceStep>,
     /// What finally happens to the packet.
-    pub verdict: Verdict,
+    pub verdict: Conclusion,
 }
 
 impl Explanation {

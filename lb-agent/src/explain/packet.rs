@@ -4,7 +4,6 @@
 use lb_common::{
     Backend, Outcome,
     conntrack::{Flow, Phase, Tuple, flow_flags, seconds_left},
-    device_flags, protocol,
 };
 use lb_ebpf::{
     rules::{
@@ -18,14 +17,14 @@ use lb_ebpf::{
 use super::{
     HookPoint, Question,
     frontend::AdmittedFlow,
-    step::{Ends, ForwardingPath, Source, Stale, TraceStep, Verdict},
+    step::{Conclusion, Ends, ForwardingPath, Source, Stale, TraceStep},
     tables::Tables,
     walk::{Stop, Walk, WalkResult, untouched},
 };
 
 impl<T: Tables> Walk<'_, T> {
     /// Explains a packet at tc ingress or tc egress.
-    pub(super) fn tc(&mut self) -> WalkResult<Verdict> {
+    pub(super) fn tc(&mut self) -> WalkResult<Conclusion> {
         let known = self.known_flow()?;
         if let Some(flow) = &known
             && self.is_same_flow(flow)?
@@ -33,7 +32,8 @@ impl<T: Tables> Walk<'_, T> {
             return self.follow(flow);
         }
         let at_egress = self.question.hook == HookPoint::Egress;
-        if known.as_ref().is_some_and(|flow| rules::flow::begins_only_at_ingress(flow, at_egress)) {
+        let at_catch = at_egress && self.is_at_catch_device()?;
+        if known.as_ref().is_some_and(|flow| rules::flow::begins_only_at_ingress(flow, at_egress, at_catch)) {
             self.steps.push(TraceStep::BeginsAtIngress);
             return Ok(untouched(Outcome::NoService));
         }
@@ -48,9 +48,9 @@ impl<T: Tables> Walk<'_, T> {
         self.begin(&request, &backends, known.is_some())
     }
 
-    /// Explains a packet that leaves the node and belongs to no flow, or that begins a connection in place of the
-    /// `earlier` flow; like `slow_path::create_of_node`.
-    fn of_node(&mut self, earlier: bool) -> WalkResult<Verdict> {
+    /// Explains a packet that leaves the node and belongs to no flow, or (if `earlier`) that begins a connection in
+    /// place of a flow with the same tuple; like `slow_path::create_of_node`.
+    fn of_node(&mut self, earlier: bool) -> WalkResult<Conclusion> {
         if !earlier && !self.begins_at_egress()? {
             return self.answer();
         }
@@ -63,19 +63,24 @@ impl<T: Tables> Walk<'_, T> {
     /// endpoint; like `of_node::begins`.
     fn begins_at_egress(&self) -> WalkResult<bool> {
         let Question { tuple, from_node, .. } = self.question;
-        let is_catch =
-            self.tables.device(self.question.device)?.is_some_and(|device| forwarding::is_catch(&device));
-        if !from_node || is_catch || !rules::flow::may_begin_at_egress(self.question.body(), &self.segment) {
+        if !from_node
+            || self.is_at_catch_device()?
+            || !rules::flow::may_begin_at_egress(self.question.body(), &self.segment)
+        {
             return Ok(false);
         }
         Ok(self.tables.flow(&tuple.reversed())?.is_some_and(|flow| rules::flow::takes_answers_of_node(&flow)))
     }
 
+    fn is_at_catch_device(&self) -> WalkResult<bool> {
+        Ok(self.tables.device(self.question.device)?.is_some_and(|device| forwarding::is_catch(&device)))
+    }
+
     /// Explains a frame at the XDP hook. Frames that the program neither drops nor forwards go on to tc, uncounted.
-    pub(super) fn xdp(&mut self) -> WalkResult<Verdict> {
+    pub(super) fn xdp(&mut self) -> WalkResult<Conclusion> {
         let verdict = match self.try_xdp() {
             Ok(verdict) => verdict,
-            Err(Stop::With(verdict @ Verdict::Dropped { .. })) => Some(verdict),
+            Err(Stop::With(verdict @ Conclusion::Dropped { .. })) => Some(verdict),
             Err(Stop::With(_)) => None,
             Err(failed @ Stop::Failed(_)) => return Err(failed),
         };
@@ -89,10 +94,10 @@ impl<T: Tables> Walk<'_, T> {
     }
 
     /// The verdict of the XDP program; `None` if it passes the packet on to tc.
-    fn try_xdp(&mut self) -> WalkResult<Option<Verdict>> {
+    fn try_xdp(&mut self) -> WalkResult<Option<Conclusion>> {
         // Without an entry in `DEVICES` for the device, the program treats its frames as not addressed to the node.
         let is_for_node = self.tables.device(self.question.device)?.is_some();
-        if self.question.tuple.protocol == protocol::SCTP || !is_for_node {
+        if !self.question.body().may_bypass_stack() || !is_for_node {
             return Ok(None);
         }
         let known = self.known_flow()?;
@@ -113,12 +118,12 @@ impl<T: Tables> Walk<'_, T> {
             }
         }
         let verdict = self.begin(&request, &backends, known.is_some())?;
-        if verdict == (Verdict::Dropped { outcome: Outcome::NoRoute }) {
+        if verdict == (Conclusion::Dropped { outcome: Outcome::NoRoute }) {
             return Ok(None);
         }
         for backend in &backends {
             let to = Tuple { destination: backend.address, ..self.question.tuple };
-            if matches!(verdict, Verdict::Begins { .. }) && !self.takes_frames(&to)? {
+            if matches!(verdict, Conclusion::Begins { .. }) && !self.takes_frames(&to)? {
                 return Ok(None);
             }
         }
@@ -138,9 +143,9 @@ impl<T: Tables> Walk<'_, T> {
     fn takes_frames(&self, to: &Tuple) -> WalkResult<bool> {
         let Some(route) = self.tables.route(&to.destination)? else { return Ok(false) };
         let info = self.tables.device(route.device)?;
-        let is_back = route.device == self.question.device;
-        let needed = if is_back { device_flags::XDP_TX } else { device_flags::XDP_REDIRECT_TARGET };
-        Ok(route.neighbour && info.is_some_and(|info| info.flags & needed != 0))
+        let flags = info.map_or(0, |info| forwarding::next_hop_flags_of(info.flags));
+        let back = route.device == self.question.device;
+        Ok(route.neighbour && forwarding::leaves_at_xdp(flags, back))
     }
 
     /// The flow table's entry for the packet's tuple; adds the lookup as a step.
@@ -153,18 +158,19 @@ impl<T: Tables> Walk<'_, T> {
             self.steps.push(TraceStep::NoFlow);
             return Ok(None);
         };
-        let peer = self.reverse_entry(&flow)?;
-        let (phase, seconds_left) = match (&peer, flow.is_tunnelled(), flow.is_reply()) {
-            (_, true, _) => (Some(Phase::of_one_way(&flow)), seconds_left(&flow, &flow, self.question.now)),
-            (Some(peer), _, true) => {
-                (Some(Phase::of(peer, &flow)), seconds_left(peer, &flow, self.question.now))
-            }
-            (Some(peer), ..) => (Some(Phase::of(&flow, peer)), seconds_left(&flow, peer, self.question.now)),
-            (None, ..) => (None, 0),
-        };
-        let service = self.name_of(flow.service)?;
-        let (reply, to, way) = (flow.is_reply(), Ends::from(&flow.to), way_of(&flow));
-        self.steps.push(TraceStep::Flow { reply, to, phase, seconds_left, service, way });
+        // A tunnelled flow has no reverse entry. An entry that does not lead back to the packet's tuple belongs to
+        // another flow.
+        let leads_back = |peer: &Flow| !flow.is_tunnelled() && peer.to.reversed() == self.question.tuple;
+        let peer = self.reverse_entry(&flow)?.filter(leads_back);
+        self.steps.push(TraceStep::Flow {
+            reply: flow.is_reply(),
+            to: Ends::from(&flow.to),
+            phase: Phase::of_entry(&flow, peer.as_ref()),
+            half: flow.is_half(peer.as_ref()),
+            seconds_left: seconds_left(&flow, peer.as_ref(), self.question.now),
+            service: self.name_of(flow.service)?,
+            way: way_of(&flow),
+        });
         Ok(Some(flow))
     }
 
@@ -177,7 +183,7 @@ impl<T: Tables> Walk<'_, T> {
     fn is_same_flow(&mut self, flow: &Flow) -> WalkResult<bool> {
         let at_egress = self.question.hook == HookPoint::Egress;
         if rules::flow::is_of_other_flow(flow, at_egress, || self.question.from_node) {
-            self.steps.push(TraceStep::OtherHook);
+            self.steps.push(TraceStep::OfOtherFlow);
             return Err(Stop::With(untouched(Outcome::OtherHook)));
         }
         let (bypasses_vip, staleness) = (self.bypasses_vip(flow)?, self.staleness(flow)?);
@@ -251,31 +257,29 @@ impl<T: Tables> Walk<'_, T> {
     /// Whether the service of the packet still has the flow's backend; like `conntrack::membership`.
     fn membership(&self, flow: &Flow) -> WalkResult<Membership> {
         let Some(service) = self.record()? else { return Ok(Membership::NoService) };
-        let (service, _) = self.for_client(service)?;
-        if service.backends_count == 0 {
-            return Ok(Membership::NoBackends);
-        }
+        let (service, ..) = self.for_client(service)?;
         let slice = self.tables.backends(service.backends_base, service.backends_count)?;
         let slot = |slot: u32| slice.get(slot.wrapping_sub(service.backends_base) as usize);
-        let found = schedule::find(&service, &flow.to.destination, flow.to.destination_port, slot);
-        Ok(if found.is_some() { Membership::Member } else { Membership::Gone })
+        let (address, port) = (&flow.to.destination, flow.to.destination_port);
+        Ok(Membership::of(&service, || {
+            schedule::find(&service, address, port, slot).unwrap_or(schedule::NONE)
+        }))
     }
 
-    /// Translates a packet of the flow and sends it on; like `forward::packet`.
-    fn follow(&mut self, flow: &Flow) -> WalkResult<Verdict> {
+    /// Follows how the programs translate a packet of the flow and send it on; like `forward::packet`.
+    fn follow(&mut self, flow: &Flow) -> WalkResult<Conclusion> {
         if flow.flags & flow_flags::ROUTED != 0 && self.question.hook == HookPoint::Ingress {
             if self.tables.route(&flow.to.destination)?.is_none() {
                 self.steps.push(TraceStep::NoRoute);
-                return Ok(Verdict::Dropped { outcome: Outcome::NoRoute });
+                return Ok(Conclusion::Dropped { outcome: Outcome::NoRoute });
             }
             return Ok(translated(flow));
         }
         if self.question.hook == HookPoint::Ingress
-            && flow.may_bypass_stack(self.tables.globals().direct)
-            && let Some(route) = self.direct_exit(&flow.to)?
+            && let Some(route) = self.direct_exit(flow)?
         {
             self.note_exit(&route);
-            return Ok(Verdict::Translated { outcome: Outcome::Direct, ends: Ends::from(&flow.to) });
+            return Ok(Conclusion::Translated { outcome: Outcome::Direct, ends: Ends::from(&flow.to) });
         }
         if !self.translates(flow) {
             self.steps.push(TraceStep::OtherHook);
@@ -285,8 +289,8 @@ impl<T: Tables> Walk<'_, T> {
     }
 }
 
-fn translated(flow: &Flow) -> Verdict {
-    Verdict::Translated { outcome: outcome_of(flow), ends: Ends::from(&flow.to) }
+fn translated(flow: &Flow) -> Conclusion {
+    Conclusion::Translated { outcome: outcome_of(flow), ends: Ends::from(&flow.to) }
 }
 
 /// The outcome under which the programs count a packet of the flow at the hook that translates it, unless the packet

@@ -5,14 +5,15 @@ use std::net::IpAddr;
 
 use lb_common::{
     Address, Backend, Outcome, Service,
-    conntrack::{Tuple, flow_flags},
+    conntrack::{Flow, Tuple, flow_flags},
     service_flags,
 };
 use lb_ebpf::rules::forwarding::{self, Forwarding};
 
 use super::{
+    Question,
     frontend::AdmittedFlow,
-    step::{self, Candidate, ForwardingPath, Source, TraceStep, Verdict, endpoint},
+    step::{self, Candidate, Conclusion, ForwardingPath, Source, TraceStep, endpoint},
     tables::Tables,
     walk::{Walk, WalkResult},
 };
@@ -24,7 +25,7 @@ impl<T: Tables> Walk<'_, T> {
         request: &AdmittedFlow,
         backends: &[Backend],
         earlier: bool,
-    ) -> WalkResult<Verdict> {
+    ) -> WalkResult<Conclusion> {
         if request.service.flags & service_flags::PROXY_PROTOCOL != 0 {
             self.steps.push(TraceStep::ProxyProtocol);
         }
@@ -48,21 +49,21 @@ impl<T: Tables> Walk<'_, T> {
         let all_same = candidates.iter().all(|candidate| Some(candidate.outcome) == first);
         match first.filter(|_| all_same) {
             Some(outcome @ (Outcome::NoSourcePort | Outcome::ConntrackFull | Outcome::NoRoute)) => {
-                Ok(Verdict::Dropped { outcome })
+                Ok(Conclusion::Dropped { outcome })
             }
-            _ => Ok(Verdict::Begins { backends: candidates }),
+            _ => Ok(Conclusion::Begins { backends: candidates }),
         }
     }
 
     /// Predicts the creation of a flow for a connection of the node that needs another source port; like
     /// `of_node::create`.
-    pub(super) fn begin_of_node(&mut self, earlier: bool) -> WalkResult<Verdict> {
+    pub(super) fn begin_of_node(&mut self, earlier: bool) -> WalkResult<Conclusion> {
         if self.settings()?.is_none() {
             self.steps.push(TraceStep::Masquerade { source: Source::Unset });
-            return Ok(Verdict::Dropped { outcome: Outcome::NoSourcePort });
+            return Ok(Conclusion::Dropped { outcome: Outcome::NoSourcePort });
         }
         if self.has_no_room(ForwardingPath::Masquerade, earlier)? {
-            return Ok(Verdict::Dropped { outcome: Outcome::ConntrackFull });
+            return Ok(Conclusion::Dropped { outcome: Outcome::ConntrackFull });
         }
         let Tuple { destination, destination_port, .. } = self.question.tuple;
         let candidate = Candidate {
@@ -72,7 +73,7 @@ impl<T: Tables> Walk<'_, T> {
             way: ForwardingPath::Masquerade,
             source: Source::Client,
         };
-        Ok(Verdict::Begins { backends: vec![candidate] })
+        Ok(Conclusion::Begins { backends: vec![candidate] })
     }
 
     /// How packets get to the backend, and which source address the backend sees.
@@ -107,7 +108,7 @@ impl<T: Tables> Walk<'_, T> {
         if self.settings()?.is_none() {
             return Ok((ForwardingPath::Masqueraded, Source::Unset));
         }
-        if service.flags & service_flags::PROXY_PROTOCOL == 0
+        if forwarding::may_be_routed(forwarding::flags_of_service(service))
             && let Some(source) = self.routed_source(backend)?
         {
             return Ok((ForwardingPath::Routed, Source::Node(source)));
@@ -126,11 +127,16 @@ impl<T: Tables> Walk<'_, T> {
 
     /// The path of a flow that is neither masqueraded, nor a hairpin, nor tunnelled.
     fn through_node(&self, service: &Service, backend: &Backend) -> WalkResult<ForwardingPath> {
-        if service.flags & service_flags::PROXY_PROTOCOL != 0 {
-            return Ok(ForwardingPath::Stack);
-        }
-        let to = Tuple { destination: backend.address, ..self.question.tuple };
-        Ok(if self.direct_exit(&to)?.is_some() { ForwardingPath::Direct } else { ForwardingPath::Stack })
+        let exit = self.direct_exit(&self.flow(service, backend, 0))?;
+        Ok(if exit.is_some() { ForwardingPath::Direct } else { ForwardingPath::Stack })
+    }
+
+    /// The forward entry of a flow of the service to the backend, with these flags and those of all flows of the
+    /// service. Its translated source is that of the client, even if the program would masquerade the flow.
+    fn flow(&self, service: &Service, backend: &Backend, flags: u8) -> Flow {
+        let Question { tuple: from, now, .. } = self.question;
+        let to = Tuple { destination: backend.address, destination_port: backend.port, ..*from };
+        Flow::new(from, &to, service.id, flags | forwarding::flags_of_service(service), *now)
     }
 
     /// The source address that the settings contain for masqueraded packets of the family of `like`; as
@@ -176,10 +182,10 @@ impl<T: Tables> Walk<'_, T> {
             return Ok(Outcome::NoRoute);
         }
         self.look_at_port(backend, way)?;
-        let to = Tuple { destination: backend.address, ..self.question.tuple };
-        let is_shifted = request.service.flags & service_flags::PROXY_PROTOCOL != 0;
-        let exit = if !is_shifted && matches!(way, ForwardingPath::Direct | ForwardingPath::Masqueraded) {
-            self.direct_exit(&to)?
+        let is_masqueraded = way == ForwardingPath::Masqueraded;
+        let exit = if is_masqueraded || way == ForwardingPath::Direct {
+            let flags = if is_masqueraded { flow_flags::MASQUERADED } else { 0 };
+            self.direct_exit(&self.flow(&request.service, backend, flags))?
         } else {
             None
         };

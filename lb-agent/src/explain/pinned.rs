@@ -6,6 +6,7 @@ use lb_common::{
     Address, Affinity, Backend, ConnectionLimits, DeviceInfo, DnsIntercept, Service, ServiceClient,
     ServiceKey, Settings, SourceRange, SourceRangeKey, Vip,
     conntrack::{Flow, Tuple},
+    handover::OVER,
 };
 
 use super::tables::Tables;
@@ -103,6 +104,10 @@ impl Tables for PinnedTables {
 
     fn settings(&self) -> Result<Settings, DatapathError> {
         Ok(self.maps.settings)
+    }
+
+    fn handover(&self) -> Result<u32, DatapathError> {
+        Ok(self.maps.handover.get(&0)?.unwrap_or(OVER))
     }
 
     fn globals(&self) -> Globals {

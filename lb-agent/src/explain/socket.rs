@@ -7,21 +7,21 @@ use lb_ebpf::rules::admission;
 use super::{
     Question,
     frontend::AdmittedFlow,
-    step::{Candidate, ForwardingPath, Source, TraceStep, Verdict, endpoint},
+    step::{Candidate, Conclusion, ForwardingPath, Source, TraceStep, endpoint},
     tables::Tables,
     walk::{Walk, WalkResult, untouched},
 };
 
 impl<T: Tables> Walk<'_, T> {
     /// Explains `connect(2)` or `sendmsg(2)`. The client is the node: the socket has no source address yet.
-    pub(super) fn socket(&mut self) -> WalkResult<Verdict> {
+    pub(super) fn socket(&mut self) -> WalkResult<Conclusion> {
         if self.question.tuple.protocol == protocol::SCTP {
             return Ok(untouched(Outcome::NotTransport));
         }
         let Some(service) = self.frontend()? else {
             let verdict = self.unlisted()?;
-            // `sockets::connect_nowhere` of the programs.
-            if verdict == Verdict::of(Outcome::RejectUdp) {
+            // `sockets::connect_nowhere` of the programs lets `connect(2)` succeed in this case.
+            if verdict == Conclusion::of(Outcome::RejectUdp) {
                 self.steps.push(TraceStep::UdpConnectSucceeds);
             }
             return Ok(verdict);
@@ -50,7 +50,7 @@ impl<T: Tables> Walk<'_, T> {
                 source: Source::Client,
             });
         }
-        Ok(Verdict::Begins { backends })
+        Ok(Conclusion::Begins { backends })
     }
 
     /// The node's own address in the destination's family; unspecified until the agent has written the settings.

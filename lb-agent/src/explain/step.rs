@@ -27,10 +27,12 @@ pub enum TraceStep {
         reply: bool,
         /// Source and destination that packets have after translation.
         to: Ends,
-        /// The phase of the flow, such as established; `None` if the reverse entry is lost.
+        /// The phase of the flow, such as established.
         #[serde(serialize_with = "names::phase")]
-        phase: Option<Phase>,
-        /// Seconds until the flow expires without another packet.
+        phase: Phase,
+        /// Whether the entry for the opposite direction is lost; a GC pass restores it.
+        half: bool,
+        /// Seconds until the flow expires if no other packet arrives.
         seconds_left: u32,
         /// Name of the service port that the flow belongs to.
         service: String,
@@ -39,7 +41,11 @@ pub enum TraceStep {
     },
     /// This hook passes packets of the flow; the program at the other tc hook translates them.
     OtherHook,
-    /// A SYN that begins a new connection although the flow table has an entry for its tuple.
+    /// The entry is that of a connection of the node itself, but the node only forwards the packet. The packet belongs
+    /// to another flow with the same source port, and is translated already.
+    OfOtherFlow,
+    /// The packet does not belong to the flow of its entry in the flow table: it is a SYN that begins a new connection,
+    /// or its flow has the PROXY protocol and has lost the reverse entry.
     NewConnection {
         /// Why the existing entry does not apply.
         why: Stale,
@@ -66,7 +72,8 @@ pub enum TraceStep {
         affinity_seconds: u32,
         /// Number of backends for external clients; for all clients if `internal` is `None`.
         backends: u32,
-        /// Number of backends for internal clients, if `externalTrafficPolicy: Local` gives them others.
+        /// Number of backends for internal clients, if `externalTrafficPolicy: Local` gives external clients other
+        /// backends.
         internal: Option<u32>,
     },
     /// The destination is the DNS Service, whose queries from this node's pods the agent can answer itself.
@@ -85,6 +92,8 @@ pub enum TraceStep {
         /// The kind of the destination's address.
         is: Unlisted,
     },
+    /// While an agent with another map layout takes over, this packet is left to the programs of the earlier layout.
+    LeftToEarlier,
     /// The packet is no SYN. Only a SYN begins a flow at this address and port, because connections of the node, and
     /// connections that netfilter masquerades, may use the same address and port.
     NotSyn,
@@ -259,7 +268,7 @@ pub enum ForwardingPath {
     Direct,
 }
 
-/// Why an entry of the flow table does not apply to a SYN.
+/// Why an entry of the flow table does not apply to a packet with its tuple.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Stale {
@@ -350,7 +359,7 @@ pub enum Source {
     Client,
     /// The client's own address: the backend has an address of the node itself, so the programs do not masquerade.
     ClientOnNode,
-    /// This address of the node, which masquerades the client.
+    /// This address of the node, which replaces the client's.
     Node(IpAddr),
     /// The virtual address, on the paths [`ForwardingPath::Hairpin`] and [`ForwardingPath::Caught`].
     Vip(IpAddr),
@@ -361,7 +370,7 @@ pub enum Source {
 /// What finally happens to the packet or system call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "verdict", rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum Verdict {
+pub enum Conclusion {
     /// The packet passes unchanged.
     Untouched {
         /// The outcome under which the programs count the packet.
@@ -412,7 +421,7 @@ pub struct Candidate {
     pub source: Source,
 }
 
-impl Verdict {
+impl Conclusion {
     /// The verdict on a packet that gets no flow, from its outcome.
     pub(super) const fn of(outcome: Outcome) -> Self {
         match outcome.verdict() {
@@ -483,9 +492,8 @@ mod names {
         serializer.serialize_str(scheduler.as_str())
     }
 
-    #[expect(clippy::ref_option, reason = "what serde passes")]
-    pub(super) fn phase<S: Serializer>(phase: &Option<Phase>, serializer: S) -> Result<S::Ok, S::Error> {
-        phase.map(Phase::as_str).serialize(serializer)
+    pub(super) fn phase<S: Serializer>(phase: &Phase, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(phase.as_str())
     }
 
     #[expect(clippy::ref_option, reason = "what serde passes")]

@@ -38,12 +38,15 @@ pub trait Tables {
     fn dns_intercept(&self, key: &ServiceKey) -> Result<Option<DnsIntercept>, DatapathError>;
     /// The current time in ns of `CLOCK_MONOTONIC`, the clock of `LIMIT_BUCKETS` and `DNS_INTERCEPT`.
     fn nanos(&self) -> u64;
-    /// Whether `INSIDE_DEVICES` contains the device: its packets are those of internal clients.
+    /// Whether `INSIDE_DEVICES` contains the device: if so, packets that enter through it come from internal clients.
     fn is_internal_device(&self, device: u32) -> Result<bool, DatapathError>;
     /// The entry of `DEVICES` for an interface index.
     fn device(&self, device: u32) -> Result<Option<DeviceInfo>, DatapathError>;
     /// The settings of the node, from the map `SETTINGS`.
     fn settings(&self) -> Result<Settings, DatapathError>;
+    /// The element of `HANDOVER`: which programs create flows while those of an earlier map layout are still attached
+    /// ([`lb_common::handover`]).
+    fn handover(&self) -> Result<u32, DatapathError>;
     /// The constants that were set when the programs were loaded.
     fn globals(&self) -> Globals;
     /// The kernel's route to this address; `None` if there is none.

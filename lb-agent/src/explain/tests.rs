@@ -7,7 +7,9 @@ use lb_common::{
     Address, Affinity, Backend, ConnectionLimits, ConnectionRate, DeviceInfo, DnsIntercept, FrontendKind,
     Network, Networks, Outcome, Scheduler, Service, ServiceClient, ServiceKey, Settings, Vip,
     conntrack::{Flow, Tick, Tuple, flow_flags, seen},
-    device_flags, protocol, service_flags, vip_flags,
+    device_flags,
+    handover::OVER,
+    protocol, service_flags, vip_flags,
 };
 
 use super::*;
@@ -93,6 +95,10 @@ impl Tables for Shelf {
 
     fn settings(&self) -> Result<Settings, DatapathError> {
         Ok(self.settings)
+    }
+
+    fn handover(&self) -> Result<u32, DatapathError> {
+        Ok(OVER)
     }
 
     fn globals(&self) -> Globals {
@@ -221,8 +227,8 @@ fn texts_of_an_established_connection() {
     assert_eq!(said(&shelf, &answer)[1], "translated to 10.96.0.10:80 -> 192.0.2.1:40000 (reply)");
 }
 
-/// The entry of a caught connection that has ended. The program at egress leaves the SYN of the next one to the program
-/// at ingress, through which the packet enters the node again.
+/// The flow table has the entry of a caught connection that has ended. The program at egress leaves the SYN of the next
+/// connection to the program at ingress, because the packet enters the node again and passes that program.
 #[test]
 fn egress_leaves_the_syn_after_a_caught_connection_to_ingress() {
     let mut shelf = shelf(0, 1);
@@ -235,7 +241,7 @@ fn egress_leaves_the_syn_after_a_caught_connection_to_ingress() {
     let reply = Flow::new(&to.reversed(), &question.tuple.reversed(), 7, flags, Tick(990));
     shelf.flows.extend([(question.tuple, forward), (to.reversed(), reply)]);
     let explanation = explain(&shelf, &question).unwrap();
-    assert_eq!(explanation.verdict, Verdict::Untouched { outcome: Outcome::NoService });
+    assert_eq!(explanation.verdict, Conclusion::Untouched { outcome: Outcome::NoService });
     assert_eq!(explanation.steps.last(), Some(&TraceStep::BeginsAtIngress));
 }
 
@@ -250,11 +256,26 @@ fn connection_of_the_node_gets_another_port_except_at_the_catch_device() {
     for (flags, begins) in [(device_flags::WIRE, true), (device_flags::CATCH, false)] {
         shelf.device_flags = Some(flags);
         let verdict = explain(&shelf, &question).unwrap().verdict;
-        assert_eq!(matches!(verdict, Verdict::Begins { .. }), begins, "{verdict:?}");
+        assert_eq!(matches!(verdict, Conclusion::Begins { .. }), begins, "{verdict:?}");
     }
 }
 
-/// As `getaddrinfo(3)` connects UDP sockets to find out source addresses, `connect(2)` does not fail.
+/// The node forwards a packet (for example of a masqueraded flow) whose tuple is that of a connection of the node.
+#[test]
+fn forwarded_packet_with_the_tuple_of_a_connection_of_the_node_is_of_another_flow() {
+    let mut shelf = shelf(0, 1);
+    let question = question(HookPoint::Egress, 80);
+    let to = Tuple { source_port: 10_017, ..question.tuple };
+    let of_node = Flow::new(&question.tuple, &to, 0, flow_flags::AT_EGRESS, Tick(990));
+    shelf.flows.insert(question.tuple, of_node);
+    for (from_node, is_of_other_flow) in [(false, true), (true, false)] {
+        let explanation = explain(&shelf, &Question { from_node, ..question }).unwrap();
+        assert_eq!(explanation.steps.contains(&TraceStep::OfOtherFlow), is_of_other_flow, "{explanation:?}");
+    }
+}
+
+/// `connect(2)` of a UDP socket does not fail, because `getaddrinfo(3)` connects UDP sockets to find out source
+/// addresses.
 #[test]
 fn udp_sockets_connect_where_no_service_has_the_port() {
     let mut shelf = shelf(0, 1);
@@ -343,7 +364,7 @@ fn sockets_only_frontends_serve_no_packets() {
     let packet = explain(&shelf, &question(HookPoint::Ingress, 80)).unwrap();
     assert!(
         packet.steps.contains(&TraceStep::SocketsOnly)
-            && packet.verdict == Verdict::Rejected { outcome: Outcome::RejectTcp }
+            && packet.verdict == Conclusion::Rejected { outcome: Outcome::RejectTcp }
     );
 }
 
@@ -371,6 +392,7 @@ fn json_names_survive_renamed_variants() {
     for (step, json) in [
         (TraceStep::NewConnection { why: Stale::Over }, "newConnection"),
         (TraceStep::NotSyn, "notSyn"),
+        (TraceStep::LeftToEarlier, "leftToEarlier"),
         (TraceStep::StraySynAck, "straySynAck"),
         (TraceStep::NextBackend, "nextBackend"),
         (TraceStep::BypassesStack { device: "eth0".into() }, "bypassesStack"),

@@ -2,21 +2,20 @@
 
 use lb_common::{
     Outcome, Settings,
-    conntrack::{Segment, Tuple},
-    protocol,
+    conntrack::{Flow, Segment},
 };
 use lb_datapath::{DatapathError, Route};
 
 use super::{
     Question,
-    step::{TraceStep, Verdict},
+    step::{Conclusion, TraceStep},
     tables::Tables,
 };
 
 /// Why an explanation ends early.
 pub(super) enum Stop {
     /// The verdict on the packet is known.
-    With(Verdict),
+    With(Conclusion),
     /// A map or a route cannot be read.
     Failed(DatapathError),
 }
@@ -43,13 +42,13 @@ impl<'a, T: Tables> Walk<'a, T> {
         Self { tables, question, segment: question.segment(), steps: Vec::new() }
     }
 
-    /// The route by which packets with the tuple `to` bypass the stack under `--forwarding direct`; `None` if they take
-    /// the stack. Mirrors `forward::direct`. Not for routed flows, which bypass the stack in any case.
-    pub(super) fn direct_exit(&self, to: &Tuple) -> WalkResult<Option<Route>> {
-        if !self.tables.globals().direct || to.protocol == protocol::SCTP {
+    /// The route by which packets of the flow bypass the stack under `--forwarding direct`; `None` if they take the
+    /// stack. Like `forward::direct`. Not for routed flows, which bypass the stack in any case.
+    pub(super) fn direct_exit(&self, flow: &Flow) -> WalkResult<Option<Route>> {
+        if !flow.may_bypass_stack(self.tables.globals().direct) {
             return Ok(None);
         }
-        Ok(self.tables.route(&to.destination)?.filter(|route| route.neighbour))
+        Ok(self.tables.route(&flow.to.destination)?.filter(|route| route.neighbour))
     }
 
     /// Adds a step that names the device through which packets bypass the stack.
@@ -72,6 +71,6 @@ impl<'a, T: Tables> Walk<'a, T> {
 }
 
 /// The verdict of a packet that the programs leave untouched.
-pub(super) const fn untouched(outcome: Outcome) -> Verdict {
-    Verdict::Untouched { outcome }
+pub(super) const fn untouched(outcome: Outcome) -> Conclusion {
+    Conclusion::Untouched { outcome }
 }

@@ -1,6 +1,6 @@
 //! The text of every step and verdict. The text of a step begins with its topic, such as `conntrack:`.
 
-use lb_common::{FrontendKind, Outcome, Scheduler, conntrack::Phase};
+use lb_common::{FrontendKind, Outcome, Scheduler};
 use lb_ebpf::rules::socket::{self, SocketVerdict};
 
 use crate::announce::{AnnouncedBy, announcer, means};
@@ -8,15 +8,18 @@ use crate::announce::{AnnouncedBy, announcer, means};
 use super::{
     HookPoint, Question,
     step::{
-        AffinityState, Candidate, ClientSide, ForwardingPath, Method, Source, Stale, TraceStep, Unlisted,
-        Verdict,
+        AffinityState, Candidate, ClientSide, Conclusion, ForwardingPath, Method, Source, Stale, TraceStep,
+        Unlisted,
     },
 };
 
 /// The text of a step: the lookup, and its result.
 pub fn step(step: &TraceStep) -> String {
     match step {
-        TraceStep::Attached { .. } | TraceStep::LeftToTc | TraceStep::OtherHook => hook(step),
+        TraceStep::Attached { .. }
+        | TraceStep::LeftToTc
+        | TraceStep::OtherHook
+        | TraceStep::OfOtherFlow => hook(step),
         TraceStep::Announced { address, node: None, by: AnnouncedBy::Bgp, advertisements, .. } => {
             let means = means(AnnouncedBy::Bgp, advertisements);
             format!("announcement: this node does not announce {address} {means}; other nodes may")
@@ -47,7 +50,8 @@ pub fn step(step: &TraceStep) -> String {
             "node-local DNS: the agent at {server} does not answer now, so the endpoints of the Service do"
         ),
         TraceStep::Address { is } => address(*is).into(),
-        TraceStep::NotSyn
+        TraceStep::LeftToEarlier
+        | TraceStep::NotSyn
         | TraceStep::StrayReset
         | TraceStep::StraySynAck
         | TraceStep::UnknownConnection
@@ -109,6 +113,11 @@ fn hook(step: &TraceStep) -> String {
         TraceStep::LeftToTc => {
             "xdp: the XDP program passes the packet on to tc ingress, which decides as follows".into()
         }
+        TraceStep::OfOtherFlow => {
+            "hook: the entry is that of a connection of the node, which did not send this packet: the packet belongs to \
+             another flow with the same source port, and is translated already"
+                .into()
+        }
         _ => "hook: packets of this flow are not translated here, but at the other tc hook of their device"
             .into(),
     }
@@ -122,11 +131,11 @@ fn conntrack(step: &TraceStep) -> String {
                 .into()
         }
         TraceStep::NoFlow => "conntrack: no entry for these addresses and ports".into(),
-        TraceStep::Flow { reply, to, phase, seconds_left, service, way } => {
+        TraceStep::Flow { reply, to, phase, half, seconds_left, service, way } => {
             let sender = if *reply { "a backend" } else { "a client" };
-            let phase = phase.map_or("its reverse entry is lost", Phase::as_str);
+            let (phase, lost) = (phase.as_str(), if *half { ", the other entry is lost" } else { "" });
             format!(
-                "conntrack: entry for packets from {sender} of {service}, {phase}, expires in {seconds_left} s \
+                "conntrack: entry for packets from {sender} of {service}, {phase}{lost}, expires in {seconds_left} s \
                  if idle: sent on as {} -> {}{}",
                 to.from,
                 to.to,
@@ -134,7 +143,7 @@ fn conntrack(step: &TraceStep) -> String {
             )
         }
         TraceStep::NewConnection { why } => {
-            format!("conntrack: this SYN begins a new connection on the old entry, because {}", stale(*why))
+            format!("conntrack: this packet begins a new connection on the old entry, because {}", stale(*why))
         }
         TraceStep::Retransmission => {
             "conntrack: this SYN is a retransmission and goes to the same backend as the first one".into()
@@ -237,6 +246,10 @@ fn counted(backends: u32) -> String {
 #[expect(clippy::wildcard_enum_match_arm, reason = "the caller has sorted them")]
 const fn connection(step: &TraceStep) -> &'static str {
     match step {
+        TraceStep::LeftToEarlier => {
+            "handover: an agent of another version is taking over, and the earlier programs, which may know the \
+             connection, get this packet next"
+        }
         TraceStep::NotSyn => {
             "connection: not a SYN, so at an address of the node it begins no flow; it may be the node's own"
         }
@@ -325,16 +338,18 @@ fn scheduled(scheduler: Scheduler, how: Method, of: u32, table: u32) -> String {
 }
 
 /// The lines of the verdict; the first line tells what happens to the packet.
-pub fn verdict(verdict: &Verdict, question: &Question) -> Vec<String> {
+pub fn verdict(verdict: &Conclusion, question: &Question) -> Vec<String> {
     match verdict {
-        Verdict::Untouched { outcome } | Verdict::Rejected { outcome } | Verdict::Dropped { outcome } => {
+        Conclusion::Untouched { outcome }
+        | Conclusion::Rejected { outcome }
+        | Conclusion::Dropped { outcome } => {
             let what = if question.hook == HookPoint::Socket { call(*outcome) } else { packet(*outcome) };
             vec![format!("{what} ({})", outcome.as_str())]
         }
-        Verdict::Translated { outcome, ends } => {
+        Conclusion::Translated { outcome, ends } => {
             vec![format!("translated to {} -> {} ({})", ends.from, ends.to, outcome.as_str())]
         }
-        Verdict::Begins { backends } => match &backends[..] {
+        Conclusion::Begins { backends } => match &backends[..] {
             [only] => vec![format!("sent to {}", candidate(only))],
             several => {
                 let first = format!("sent to one of {} backends:", several.len());

@@ -53,10 +53,10 @@ pub struct Record<'a> {
     /// Namespace of the Service; `None` if the Service was deleted before the agent saw the connection.
     #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
     pub namespace: Option<Cow<'a, str>>,
-    /// Name of the Service; `None` as for `namespace`.
+    /// Name of the Service; `None` if `namespace` is `None`.
     #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
     pub service: Option<Cow<'a, str>>,
-    /// Name of the Service port, empty for an unnamed port; `None` as for `namespace`.
+    /// Name of the Service port, empty for an unnamed port; `None` if `namespace` is `None`.
     #[serde(borrow, skip_serializing_if = "Option::is_none", default)]
     pub port: Option<Cow<'a, str>>,
     /// The backend's address.
@@ -118,14 +118,14 @@ pub struct Volume {
 pub enum EndReason {
     /// Both ends have sent FIN.
     Closed,
-    /// An end has sent a RST, or an SCTP ABORT.
+    /// One end has sent a RST, or an SCTP ABORT.
     Reset,
     /// The flow expired: no packet was seen for the timeout of its phase.
     Expired,
     /// Evicted before it expired, because the flow table was full or nearly full.
     Evicted,
-    /// A new connection from the same client port, or one that needed the same source port towards the backend,
-    /// replaced it.
+    /// Replaced by a new connection from the same client port, or by one that needed the same source port towards the
+    /// backend.
     Replaced,
     /// Deleted by a command or the agent: for example by `conntrack flush`, after a timeout that its Service sets, or
     /// because the endpoint of a UDP flow was removed.

@@ -121,7 +121,7 @@ impl Sink {
         (self.opened, self.retry_at) = (None, None);
     }
 
-    /// Reopens the path if another program has renamed or removed the file.
+    /// Closes the file if another program has renamed or removed it, so that the next write opens the path again.
     pub(super) fn follow(&mut self) {
         if let (FlowLogTarget::File(path), Some(Opened::File(open))) = (&self.target, &self.opened)
             && fs::metadata(path).map(|found| (found.dev(), found.ino())).ok() != Some(open.id)

@@ -16,8 +16,6 @@ use crate::explain::outcome_of;
 
 /// Seconds without a packet after which a closed connection is complete, so that its last ACK is counted.
 const QUIET: u32 = 2;
-/// The bits of [`Flow::traffic`] that count bytes; those above hold the generation.
-const BYTES: u64 = (1 << 48) - 1;
 
 /// The names of a connection's Service and backend, and how to log the connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -64,7 +62,7 @@ impl Line {
         self.start.unwrap_or_default() ^ digest(&self.from)
     }
 
-    /// The forward entry, with nothing but how it translates packets.
+    /// A forward entry that has only the fields that tell how it translates packets; all other fields are zero.
     fn translation(&self) -> Flow {
         Flow { to: self.to, flags: self.flags, ..Flow::zeroed() }
     }
@@ -76,7 +74,7 @@ impl Line {
 
     /// The outcome under which the programs count the client's packets. If a second flow masquerades the connection, it
     /// is the outcome of that second translation, [`Outcome::Masquerade`]. `direct` is whether all flows may bypass the
-    /// stack (`--forwarding direct`); flows from a tunnel never do.
+    /// stack (`--forwarding direct`); flows whose packets arrive in a tunnel never do.
     pub(super) fn verdict(&self, direct: bool) -> Outcome {
         let flow = self.translation();
         if flow.flags & flow_flags::MASQUERADED != 0 {
@@ -113,15 +111,16 @@ impl Counters {
         Self { packets: flow.packets, traffic: flow.traffic }
     }
 
-    /// Number of packets and bytes from the counters `before` to these.
+    /// Number of packets and bytes that were counted between the counters `before` and these.
     fn since(self, before: Self) -> (u64, u64) {
-        let bytes = (self.traffic & BYTES).saturating_sub(before.traffic & BYTES);
+        let bytes = Flow::bytes_in(self.traffic).saturating_sub(Flow::bytes_in(before.traffic));
         (u64::from(self.packets.wrapping_sub(before.packets)), bytes)
     }
 
     /// Whether the counters `later` can be those of the same flow: they have the same generation and no fewer bytes.
     const fn leads_to(self, later: Self) -> bool {
-        self.traffic >> 48 == later.traffic >> 48 && self.traffic <= later.traffic
+        Flow::generation_in(self.traffic) == Flow::generation_in(later.traffic)
+            && self.traffic <= later.traffic
     }
 }
 
@@ -142,8 +141,8 @@ struct Known {
     choice: Option<(u8, u8)>,
     start: Option<u64>,
     /// The counters when the connection began; its traffic is the difference between `now` and these. If the connection
-    /// is older than the log, the counters in the first GC pass; if the event about its beginning was not read, zero
-    /// packets and bytes.
+    /// is older than the log: the counters in the first GC pass. If no event has reported the beginning of a newer
+    /// connection: zero packets and bytes.
     base: Pair,
     now: Pair,
     /// The counters in the connection's last line; `None` before the first line.
@@ -155,7 +154,7 @@ struct Known {
     /// When the programs saw the packet that closed the connection; `None` if no event has reported one.
     closed: Option<u64>,
     phase: Phase,
-    /// Whether the connection gets no more lines; its entries are still in the flow table.
+    /// Whether the connection gets no more lines. It stays here while its entries are in the flow table.
     done: bool,
     /// Number of the last GC pass that showed the connection.
     pass: u32,
@@ -314,12 +313,10 @@ impl Tracker {
                 }
                 let mut known = adopted(forward, counters, who, now);
                 if self.pass == 1 {
-                    // The connection is older than the log, so only its traffic from now on counts. If it is over, an
-                    // earlier agent has logged its end.
+                    // Takes the connection for one that is older than the log, so only its traffic from now on counts.
+                    // If it is over, it gets no line, because it ended before the log began.
                     known.base = counters;
-                    known.done = reply
-                        .map_or_else(|| Phase::of_one_way(forward), |reply| Phase::of(forward, reply))
-                        .is_over();
+                    known.done = Phase::of_entry(forward, reply).is_over();
                 }
                 self.flows.entry(*from).or_insert(known)
             }
@@ -334,13 +331,11 @@ impl Tracker {
             return;
         }
         known.now[0] = counters[0];
-        if let Some(reply) = reply {
+        if reply.is_some() {
             known.now[1] = counters[1];
-            known.phase = Phase::of(forward, reply);
-        } else {
-            known.phase = Phase::of_one_way(forward);
         }
-        known.last_seen = reply.map_or(forward.last_seen, |reply| forward.last_seen.max(reply.last_seen));
+        known.phase = Phase::of_entry(forward, reply);
+        known.last_seen = known.phase.last_used(forward, reply);
         if known.phase.is_over() {
             if tick.seconds_since(known.last_seen) >= QUIET {
                 known.done = true;
@@ -381,7 +376,8 @@ impl Tracker {
 fn adopted(forward: &Flow, counters: Pair, who: Arc<Who>, now: u64) -> Known {
     // The counters may include traffic of earlier flows with the same entries. How much is unknown, so all of it counts
     // for this connection.
-    let base = counters.map(|now| Counters { packets: 0, traffic: now.traffic & !BYTES });
+    let base =
+        counters.map(|now| Counters { packets: 0, traffic: now.traffic - Flow::bytes_in(now.traffic) });
     Known {
         to: forward.to,
         flags: forward.flags,

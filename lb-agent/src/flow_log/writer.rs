@@ -2,7 +2,6 @@
 //! queue, and beyond its capacity they are dropped and counted.
 
 use std::{
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -29,8 +28,8 @@ pub(super) const CAPACITY: usize = 262_144;
 const BATCH: usize = 64 << 10;
 /// Interval at which the thread checks whether another program has renamed the file.
 const IDLE: Duration = Duration::from_secs(1);
-/// Minimum interval between two lines of statistics that report dropped lines or lost events. The line at the end of
-/// the log does not wait.
+/// Minimum interval between two lines of statistics that report dropped lines or lost events. The line of statistics at
+/// the end of the log is written even if less time has passed.
 const STATS_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The counters of the flow log, which are metrics as well. Clones share them.
@@ -178,8 +177,8 @@ impl Writer {
         (self.counters.dropped_lines.get(), self.counters.lost_events.get())
     }
 
-    /// Writes a line of statistics if lines or events were lost since the last such line, [`STATS_INTERVAL`] has passed
-    /// since then, and the last write has not failed.
+    /// Writes a line of statistics if lines or events were lost since the last such line, that line (if there is one)
+    /// is at least [`STATS_INTERVAL`] old, and the last write has not failed.
     fn report_loss(&mut self) {
         let is_due = self.reported.is_none_or(|at| at.elapsed() >= STATS_INTERVAL);
         if is_due && !self.failing && self.loss() != self.reported_loss {
@@ -231,8 +230,6 @@ fn record<'a>(line: &'a Line, node: &'a LogNode, clock: &Clock) -> LogLine<'a> {
         Some(names) => names.each_ref().map(|name| Some((&**name).into())),
         None => [None, None, None],
     };
-    let tunnel = line.is_tunnelled();
-    let is_masqueraded = !tunnel && to.source != from.source && to.source != from.destination;
     let record = Box::new(Record {
         version: VERSION,
         time: clock.at(clock.monotonic).unwrap_or_else(Timestamp::now),
@@ -250,8 +247,8 @@ fn record<'a>(line: &'a Line, node: &'a LogNode, clock: &Clock) -> LogLine<'a> {
         backend_port: to.destination_port,
         pod: who.pod.as_deref().map(Into::into),
         backend_node: who.node.as_deref().map(Into::into),
-        masqueraded_as: is_masqueraded.then(|| SocketAddr::new(to.source.into(), to.source_port)),
-        tunnel,
+        masqueraded_as: from.masqueraded_socket(to, line.flags),
+        tunnel: line.is_tunnelled(),
         verdict: Some(line.verdict(node.direct).as_str().into()),
         reason: line.reason().map(Into::into),
         start: line.start.and_then(|start| clock.at(start)),

@@ -47,8 +47,8 @@ pub struct Freshness {
 pub struct Health {
     /// Whether the agent is alive, and has synchronised at least once.
     pub healthy: bool,
-    /// Whether no change has waited for [`STALE`] or longer. Changes count only after the source is complete, because
-    /// a restart does not help if the API server is unreachable.
+    /// Whether no change has waited for [`STALE`] or longer. Changes count only after the source has sent all readable
+    /// objects: until then, they may wait because the API server is unreachable, and a restart does not help.
     pub alive: bool,
     /// Time of the last complete synchronisation; `None` before the first one.
     pub last_updated: Option<Timestamp>,

@@ -80,7 +80,7 @@ impl Body {
 }
 
 /// Stands for a synchronisation that has not happened yet: Go's zero time, `0001-01-01T00:00:00Z`, as in kube-proxy's
-/// responses, whose clients expect a time.
+/// responses, because clients expect a time.
 fn never() -> Timestamp {
     let midnight = civil::date(1, 1, 1).to_datetime(civil::Time::midnight());
     jiff::tz::Offset::UTC.to_timestamp(midnight).unwrap_or(Timestamp::UNIX_EPOCH)

@@ -25,13 +25,13 @@ use tracing::{debug, info, warn};
 use super::{answer::answer, listen::listen};
 use crate::metrics::Metrics;
 
-/// First and longest pause between attempts to listen; each pause is twice as long as the previous one.
+/// Pause after the first failed attempt to listen. Each further pause is twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How long a closing server waits for responses that are still being sent.
 const LAST_MOMENT: Duration = Duration::from_secs(1);
 
-/// What the servers answer: the Services with a `healthCheckNodePort`, and their endpoints on this node.
+/// The Services with a `healthCheckNodePort`, each with this port and, by family, its number of endpoints on this node.
 pub type Checks = BTreeMap<ObjectName, HealthCheck>;
 
 /// Callback that reports a Service whose server cannot be started, and why.
@@ -87,7 +87,8 @@ struct Failure {
 }
 
 impl Servers {
-    /// Creates the servers of `checks` on `addresses`; an unspecified address stands for all addresses of its family.
+    /// Prepares the servers of `checks` on `addresses`; [`Self::run`] starts them. An unspecified address stands for
+    /// all addresses of its family.
     pub const fn new(
         checks: watch::Receiver<Checks>,
         addresses: watch::Receiver<BTreeSet<IpAddr>>,
@@ -144,7 +145,7 @@ impl Servers {
                 };
                 let router = Router::new().fallback(respond).with_state(asked);
                 let (stop, stopped) = oneshot::channel();
-                // The server also stops if the sender of `stop` is dropped.
+                // The server begins to stop when the sender `stop` is dropped; nothing is ever sent.
                 let stop_requested = async move {
                     let (Ok(()) | Err(_)) = stopped.await;
                 };

@@ -24,15 +24,18 @@ struct HostRule {
     flaw: Flaw,
 }
 
-/// What a rule matches on: a property that packets to Services do not have any more when they reach netfilter, because
-/// the programs have translated them.
+/// A property by which a rule selects packets, but which packets to Services never have in netfilter: the programs
+/// translate them before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
-    /// A node port as destination port: the programs have replaced it.
+    /// A node port as destination port. The rule never matches, because the programs replace the port before netfilter
+    /// sees the packet.
     NodePort,
-    /// A local destination address, by which the rule marks packets to node ports.
+    /// A local destination address: the rule is meant to mark packets to node ports, but their destination is already
+    /// an endpoint.
     LocalDestination,
-    /// The DNAT state of a connection in the kernel's conntrack, which does not see the programs' translation.
+    /// The DNAT state of a connection in the kernel's conntrack. No connection to a Service has it, because conntrack
+    /// does not see the programs' translation.
     Dnat,
 }
 
@@ -66,7 +69,7 @@ impl fmt::Display for HostRule {
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Findings {
     rules: Vec<HostRule>,
-    /// A line about each tool whose rules are unknown.
+    /// One line for each tool that failed, or whose output is unreadable, so that its rules are unknown.
     errors: Vec<String>,
 }
 

@@ -1,5 +1,5 @@
 //! Reports that the API server has some CRDs of MetalLB but lacks others. An agent that starts in this state announces
-//! nothing, and its watches report no error.
+//! nothing by the protocol (layer 2 or BGP) that needs a missing CRD, and its watches report no error.
 //!
 //! If the API server has none of them, nothing is wrong: users may install them at any time.
 
@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// A CRD that exists since, or was missing at, this second.
+    /// A CRD: if `exists`, it has existed since this second, else it was missing at this second.
     fn crd(name: &str, second: u64, exists: bool) -> Crd {
         let at = *START + Duration::from_secs(second);
         let presence = if exists { Presence::Exists(at) } else { Presence::Missing(at) };

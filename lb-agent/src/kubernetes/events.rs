@@ -21,15 +21,15 @@ use super::client::{ApiServer, KubernetesError, client_config};
 
 /// Maximum number of Events that wait to be sent.
 const QUEUE: usize = 64;
-/// Number of attempts to send an Event, the time limit of each, and the pause after the first, which doubles every
-/// time.
+/// Number of attempts to send an Event, the time limit of each, and the pause after the first attempt, which doubles
+/// after each further one.
 const ATTEMPTS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
 /// Maximum length in bytes of an Event's note that the API server accepts.
 const LONGEST_NOTE: usize = 1024;
 
-/// The sending end of the queue of Events. Clones share the queue; the default one drops every Event.
+/// The sending end of the queue of Events. Clones share it; the default value has no queue and drops every Event.
 #[derive(Clone, Debug, Default)]
 pub struct Events(Option<mpsc::Sender<Occurrence>>);
 
@@ -60,7 +60,7 @@ enum Occurrence {
     },
     /// A notice of the load balancer controller about a Service's addresses.
     Address(Notice),
-    /// The voters on announcements have lost their majority; the text says why.
+    /// So many voters on announcements have no Node any more that the others are no majority; the text names them.
     VotersLost(String),
 }
 

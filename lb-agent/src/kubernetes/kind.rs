@@ -42,8 +42,8 @@ pub(super) trait Kind: Read {
     /// The change that reports that the object with this name was deleted.
     fn gone(name: ObjectName) -> Self::Change;
 
-    /// The Service whose data are incomplete while the object with this name and metadata is unreadable; `None` if
-    /// there is none.
+    /// The Service whose data are incomplete while the object with this name and metadata is unreadable; `None` if the
+    /// object belongs to no Service.
     fn service(_name: &ObjectName, _metadata: &ObjectMeta) -> Option<ObjectName> {
         None
     }
@@ -54,7 +54,7 @@ pub(super) trait Kind: Read {
     }
 }
 
-/// A kind whose receiver gets names of objects with their content, or with `None` once they are deleted.
+/// A kind whose change is the name of an object with the object's content, or with `None` if the object was deleted.
 pub(super) trait Keyed: Read {
     /// As [`Kind::NAME`].
     const NAME: &str;
@@ -104,7 +104,7 @@ pub(super) fn all() -> watcher::Config {
     watcher::Config::default().page_size(PAGE)
 }
 
-/// Replaces the name in `change` by `name`, which is in memory already, so that both share it.
+/// Replaces the name in `change` by a clone of `name`, which shares the memory of its strings with `name`.
 fn named(name: &ObjectName, change: Change) -> Change {
     match change {
         Change::Service(_, service) => Change::Service(name.clone(), service),

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use super::{kind::Keyed, watched::Read};
 
-/// A kind of the API group `metallb.io`, which is [`Keyed`].
+/// A kind of the API group `metallb.io`. Every such kind is [`Keyed`].
 pub(super) trait MetalLb: DeserializeOwned + Clone + Debug + Send + 'static {
     /// The name of the kind, as in the field `kind` of its objects.
     const NAME: &str;

@@ -1,7 +1,8 @@
 //! The Kubernetes source: watches an API server for Services, EndpointSlices, ServiceCIDRs and the Node of this agent.
 //!
-//! A watch of each kind (list, then follow) returns events; [`objects::Objects`] turns them into changes and keeps only
-//! the name and version of each object. While the API server is unreachable, the last known state stays in force.
+//! A watch of each kind (list, then follow) returns events; [`objects::Objects`] turns them into changes. Of each
+//! object it keeps only the name, and hashes that show whether the object has changed. While the API server is
+//! unreachable, the last known state stays in force.
 //! `docs/kubernetes.md` says what the agent does when something fails. [`addresses`] is a separate task, which assigns
 //! addresses to load balancers.
 

@@ -34,13 +34,13 @@ pub(super) struct Objects<K: Kind> {
     listed: bool,
     /// Changes that [`Self::handle`] has not returned yet: those of a list wait for its end.
     changes: Vec<K::Change>,
-    /// Triggers of changes that [`Self::take_triggered`] has not returned yet; none is from before `beginning`.
+    /// Triggers of changes, until [`Self::take_triggered`] returns them; none is from before `beginning`.
     triggered: Vec<Trigger>,
     beginning: SystemTime,
     /// Strings that objects have in common, one copy of each. An object shares them as soon as it is read: if it did so
     /// only after a long list, the freed copies would leave holes in the heap.
     strings: Strings,
-    /// Problems of objects that were not logged yet.
+    /// Problems of objects, until they are logged.
     unlogged: Vec<String>,
 }
 
@@ -171,8 +171,8 @@ impl<K: Kind> Objects<K> {
         self.rejected.insert(name.clone(), Rejected { why, unread: false, service: None });
     }
 
-    /// Records the trigger of a change, unless it equals that of the previous version: then the change has another
-    /// cause.
+    /// Records the trigger of a change. If the object's previous version has the same trigger, records nothing, because
+    /// the change has another cause. Ignores triggers from before `beginning`.
     fn note_trigger(&mut self, name: &ObjectName, triggered: Option<Trigger>) {
         let before = self.known.get(name).and_then(|known| known.triggered);
         let is_new = |trigger: &Trigger| before != Some(of_trigger(*trigger));

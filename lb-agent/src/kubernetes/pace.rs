@@ -57,7 +57,7 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let begin = self.begin(&request);
-        // Nothing is sent until this future is polled.
+        // The inner service sends the request only when `answer` is polled.
         let answer = self.inner.call(request);
         Box::pin(async move {
             sleep_until(begin).await;

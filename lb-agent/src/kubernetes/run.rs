@@ -48,9 +48,9 @@ const NODE_PATIENCE: Duration = Duration::from_secs(5);
 /// Watches the API server until the receiver of `events` is dropped. Sends changes. When all Services and
 /// EndpointSlices are listed, sends [`SourceEvent::Complete`], or [`SourceEvent::CompleteBut`] with the Services that
 /// have an object that was never readable, then [`SourceEvent::Synchronised`] once. Later, sends `CompleteBut` again
-/// when these Services change, and `Complete` as soon as none is left. `node_name` is the name of this node's Node
-/// object. The first write waits a few seconds for the API server to return the Node, to answer that it does not exist,
-/// or to refuse; if the Node arrives in time, its zone is sent before that write.
+/// when the set of these Services changes, and `Complete` as soon as none is left. `node_name` is the name of this
+/// node's Node object. `Synchronised`, and so the first write of maps, waits a few seconds for the API server to return
+/// the Node, to answer that it does not exist, or to refuse; if the Node arrives in time, its zone is sent before.
 ///
 /// # Errors
 ///
@@ -88,8 +88,8 @@ struct Follower {
     node_deadline: Option<Instant>,
     /// Whether [`SourceEvent::Synchronised`] has been sent.
     synchronised: bool,
-    /// The Services that could not be read, from the last [`SourceEvent::CompleteBut`]; empty after
-    /// [`SourceEvent::Complete`]; `None` until one of the two events.
+    /// The Services in the last [`SourceEvent::CompleteBut`]; empty after [`SourceEvent::Complete`]; `None` as long as
+    /// this task has sent neither of these events.
     unread: Option<BTreeSet<ObjectName>>,
 }
 
@@ -187,7 +187,7 @@ impl Follower {
         Vec::new()
     }
 
-    /// The events to send because lists have become complete.
+    /// The events to send now about the completeness of the sent objects: `Complete`, `CompleteBut`, `Synchronised`.
     fn progress(&mut self) -> Vec<SourceEvent> {
         let mut due = Vec::new();
         if !self.services.is_listed() || !self.slices.is_listed() {
@@ -206,8 +206,8 @@ impl Follower {
             due.push(if all { SourceEvent::Complete } else { SourceEvent::CompleteBut(unread.clone()) });
             self.unread = Some(unread);
         }
-        // `Synchronised` comes last: it permits the first write of maps, which depends on the objects that could not be
-        // read.
+        // `Synchronised` comes last: it permits the first write of maps. By `Complete` or `CompleteBut`, that write
+        // knows what it may delete: not the Services with an unreadable object.
         if !self.synchronised {
             self.synchronised = true;
             due.push(SourceEvent::Synchronised);
@@ -222,8 +222,8 @@ impl Follower {
         let problems = services.problems().chain(slices.problems());
         let problems = problems.chain(node.problems()).chain(cidrs.problems());
         let problems = problems.chain(peers.iter().flat_map(Watch::problems));
-        // A deleted Node makes this node ineligible. If the API server never had the Node, the name is wrong or the
-        // node is not registered yet: the node serves Services, and `status` shows the problem.
+        // `status` shows that there is no Node. If the Node was deleted, this node is also ineligible. If the API
+        // server never had it, the name is wrong or the node is not registered yet, and the node stays eligible.
         let no_node = node.is_missing().then_some(self.no_node.as_str());
         let problems = problems.chain(no_node);
         let now = self.server.update(failures.into_iter().flatten(), problems);

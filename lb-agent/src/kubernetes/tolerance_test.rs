@@ -1,4 +1,4 @@
-//! Tests that fields of API objects which the agent does not use never change how it reads an object.
+//! Tests that unused fields of API objects never change how the agent reads an object, whatever they contain.
 
 use std::fmt::Debug;
 

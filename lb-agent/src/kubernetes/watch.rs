@@ -37,11 +37,11 @@ pub(super) struct Watch<K: Kind> {
 /// Whether the API server has an optional kind, by its last answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Presence {
-    /// The API server has not answered yet.
+    /// No answer of the API server has shown yet whether the kind exists.
     Unknown,
     /// The kind exists, at least since this time.
     Exists(Instant),
-    /// The kind was missing at this time, the last one at which the API server answered.
+    /// The kind was missing at this time, when the API server last answered a request for it with 404.
     Missing(Instant),
 }
 
@@ -188,7 +188,7 @@ pub(super) fn replace<K: Ord, V>(
     }
 }
 
-/// Sets the channel's value; wakes receivers only if it differs.
+/// Sets the channel's value; wakes receivers only if the value changes.
 pub(super) fn publish<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
     channel.send_if_modified(|published| {
         let modified = *published != now;

@@ -42,7 +42,8 @@ const SETS: [&str; 17] = [
     "NODE-PORT-TCP",
     "NODE-PORT-UDP",
 ];
-/// Number of attempts to remove a set, which stays in use for a moment after its last rule was removed.
+/// Maximum number of attempts to remove a set: it stays in use for a moment after the last rule that uses it was
+/// removed.
 const ATTEMPTS: u32 = 20;
 /// Maximum length of a set's name in the kernel; longer names are cut.
 const SET_NAME: usize = 31;

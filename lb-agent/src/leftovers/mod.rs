@@ -2,8 +2,8 @@
 //! servers of mode `ipvs`, sets of ipset. The programs translate packets of Services before these rules, but the rules
 //! may still reject them.
 //!
-//! Leftovers are listed and removed with the tools of the host; chains of iptables in one transaction per table. The
-//! search assumes that a missing tool has left nothing, and reports a tool that fails.
+//! The module lists and removes leftovers with the tools of the host, chains of iptables in one transaction per table.
+//! The search assumes that kube-proxy has left nothing for a missing tool to list, and reports a tool that fails.
 
 mod iptables;
 mod ipvs;
@@ -52,7 +52,7 @@ struct Invocation {
     program: &'static str,
     arguments: Vec<String>,
     input: String,
-    /// How often to try the command, with a [`PAUSE`] in between.
+    /// Maximum number of attempts to run the command, with a [`PAUSE`] between two of them.
     attempts: u32,
 }
 

@@ -11,7 +11,9 @@ use lb_core::{
     allocate::{Allocator, known_allocations},
     api,
     convert::{self, ConvertError, Converted},
-    load_balancer::{self, AddressRange, LoadBalancers, Namespaces, Pool, PoolError, PoolUsage, Request},
+    load_balancer::{
+        self, AddressRange, AddressRequest, LoadBalancers, Namespaces, Pool, PoolError, PoolUsage,
+    },
     model::{Change, ObjectName, Service},
     plan::Contents,
 };
@@ -25,7 +27,7 @@ const POOL_OF_FLAG: &str = "load-balancer-pool";
 const LOAD_BALANCER_IPS: &str = "metallb.io/loadBalancerIPs";
 
 /// A Service with its addresses, or the error because of which it keeps its last good state.
-pub(super) type Outcome = Result<Assigned, FieldError>;
+pub(super) type Assignment = Result<Assigned, FieldError>;
 
 /// A Service after the allocation of its addresses.
 #[derive(Debug)]
@@ -39,11 +41,11 @@ pub(super) struct Assigned {
 /// Whether and why a load balancer waits for addresses. The default waits for none.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
-    /// Why the load balancer has no address, too few, another one than the Service requests, or one that it should not
-    /// have.
+    /// Why the load balancer has no address, too few, another one than the Service requests, one that it should not
+    /// have, or one that may differ from the one that other members give it.
     pub(super) warning: Option<FieldError>,
     /// Whether the load balancer has fewer addresses than the Service has families, so that its request is repeated
-    /// when the pools change.
+    /// when an address may have become free.
     pub(super) for_more: bool,
 }
 
@@ -141,7 +143,7 @@ impl Addresses {
     }
 
     /// Allocates addresses and ports to Services. A rejected Service keeps its old ones.
-    pub(super) fn assign(&mut self, requests: &[&api::Service]) -> Vec<Outcome> {
+    pub(super) fn assign(&mut self, requests: &[&api::Service]) -> Vec<Assignment> {
         let mut services: Vec<api::Service> = requests.iter().map(|service| (*service).clone()).collect();
         let mut errors = self.allocator.assign_all(&mut services);
         self.assign_swapped(&mut services, &mut errors);
@@ -198,7 +200,7 @@ impl Addresses {
 
     /// A warning if other members exist and the Service, which has an address, requests none by name. Each member
     /// allocates addresses by itself, so another member may give the Service a different one.
-    fn unnamed(&self, request: &Request, has: &[IpAddr]) -> Option<FieldError> {
+    fn unnamed(&self, request: &AddressRequest, has: &[IpAddr]) -> Option<FieldError> {
         let first = has.first().filter(|_| self.has_members && request.addresses.is_empty())?;
         let why = format!(
             "no address is named, so the other members may give the Service another one than {first}: name its \
@@ -209,7 +211,7 @@ impl Addresses {
 
     /// The request of a Service to the pools. `None` if the manifest contains addresses; this function then records
     /// them. Also `None` if the Service gets no addresses from pools; this function then releases those that it had.
-    fn request(&mut self, service: &api::Service) -> Result<Option<Request>, ConvertError> {
+    fn request(&mut self, service: &api::Service) -> Result<Option<AddressRequest>, ConvertError> {
         let name = convert::object_name("Service", &service.metadata)?;
         let given = given_by_manifest(service);
         if !given.is_empty() {
@@ -220,7 +222,7 @@ impl Addresses {
         if self.given.remove(&name) {
             self.load_balancers.release(&name);
         }
-        let request = Request::of(service, self.class.as_deref())?;
+        let request = AddressRequest::of(service, self.class.as_deref())?;
         if request.is_none() {
             self.load_balancers.release(&name);
         }

@@ -7,7 +7,8 @@ use lb_core::rules;
 /// How severe a [`Condition`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// The manifest has no effect, or perhaps not the intended one.
+    /// The manifest has no effect, or perhaps not the intended one. An error in an object that defines neither a
+    /// Service nor endpoints is also a warning.
     Warning,
     /// The manifest, or a part of it, is rejected; the last good state, if there is one, stays in force.
     Error,
@@ -93,8 +94,8 @@ impl FieldError {
         Self { field: field.to_string(), message: message.to_string(), position: None }
     }
 
-    /// The message of the error. If the error has a position, the message gives the line in the file, in which the
-    /// document's text starts on line `first_line`.
+    /// The message of the error, with its line in the file and its column if the error has a position. `first_line` is
+    /// the line of the file on which the document's text starts.
     pub(super) fn message_at(&self, first_line: usize) -> String {
         match self.position {
             Some((line, column)) => {
@@ -123,20 +124,17 @@ impl FieldErrors {
         self.push(field, rules::required(why));
     }
 
-    pub(super) fn unsupported(&mut self, field: impl fmt::Display, value: &str, supported: &[&str]) {
-        self.push(field, rules::unsupported(value, supported));
-    }
-
-    pub(super) fn duplicate(&mut self, field: impl fmt::Display, value: impl fmt::Debug) {
-        self.push(field, rules::duplicate(value));
-    }
-
     pub(super) fn forbidden(&mut self, field: impl fmt::Display, why: impl fmt::Display) {
         self.push(field, rules::forbidden(why));
     }
 
     pub(super) fn too_many(&mut self, field: impl fmt::Display, count: usize, limit: usize) {
         self.push(field, rules::too_many(count, limit));
+    }
+
+    pub(super) fn extend(&mut self, errors: Vec<rules::FieldError>) {
+        let errors = errors.into_iter().map(|rules::FieldError { field, why }| FieldError::new(field, why));
+        self.0.extend(errors);
     }
 
     pub(super) fn push(&mut self, field: impl fmt::Display, message: String) {

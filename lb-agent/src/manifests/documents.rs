@@ -1,7 +1,7 @@
 //! The documents of a YAML stream, found in the text without parsing it.
 //!
-//! YAML allows this: a line that begins with the marker `---` or `...` ends a document wherever it occurs (YAML 1.2.2
-//! §9.1.4). So a syntax error affects only its own document, and an unchanged document needs no parsing.
+//! This is possible because a line that begins with the marker `---` or `...` ends a document wherever it occurs (YAML
+//! 1.2.2 §9.1.4). So a syntax error affects only its own document, and an unchanged document needs no parsing.
 
 use memchr::{memchr_iter, memmem};
 
@@ -32,7 +32,7 @@ pub(super) fn split(text: &str) -> Vec<DocumentText<'_>> {
     documents
 }
 
-/// Byte offsets of the lines with document markers, except of one on the first line.
+/// Byte offsets of the lines with document markers, other than the first line.
 fn marker_lines(text: &str) -> impl Iterator<Item = usize> {
     let bytes = text.as_bytes();
     let is_marker = move |newline: usize| {

@@ -78,7 +78,8 @@ impl<'a> Text<'a> {
         middle.iter().filter(is_new).map(|(digest, document)| (*digest, document.text)).collect()
     }
 
-    /// Number of documents at the start that equal those of `old`, and number of those at the end that do.
+    /// Number of documents at the start that equal those at the start of `old`; and, of the rest, number of documents
+    /// at the end that equal those at its end.
     fn common_ends(&self, old: &[Document]) -> (usize, usize) {
         let same = |(old, new): &(&Document, &(u128, DocumentText<'_>))| old.digest == new.0;
         let start = old.iter().zip(&self.documents).take_while(same).count();

@@ -76,7 +76,7 @@ pub struct Manifests {
     claims: HashMap<Key, Vec<Claim>>,
     objects: BTreeMap<Key, LastGood>,
     addresses: Addresses,
-    /// Whether `addresses` may still hold addresses of Services of an earlier run that no longer exist.
+    /// Whether `addresses` may still hold addresses that an earlier run gave to Services which no longer exist.
     remembers: bool,
     /// Why the folder itself cannot be read now; `None` if it can.
     unreadable: Option<String>,
@@ -84,8 +84,8 @@ pub struct Manifests {
     expects_more: bool,
     /// Services that are invalid, or whose addresses or ports cannot be allocated, with the reason.
     refused: BTreeMap<Key, FieldError>,
-    /// Load balancers that have no address, too few, another one than they request, or one that they should not have,
-    /// with the reason.
+    /// Load balancers that have no address, too few, another one than they request, one that they should not have, or
+    /// one that may differ from the one that other members give them, with the reason.
     waiting: BTreeMap<Key, FieldError>,
     advertisements: BTreeMap<Key, Advertisement>,
     bgp: bgp::Objects,
@@ -104,7 +104,7 @@ pub struct Manifests {
     missing: BTreeSet<Key>,
     ignored_kinds: BTreeSet<String>,
     wanted: Wanted,
-    /// Changes for the DNS names that [`Self::apply`] has not returned yet.
+    /// Changes for the DNS names, until [`Self::apply`] returns them.
     names: Vec<NameChange>,
 }
 
@@ -136,7 +136,7 @@ struct LastGood {
 }
 
 /// What becomes of an object that may have changed.
-enum Verdict {
+enum Fate {
     Keep,
     Remove,
     Set(Arc<OsStr>, Arc<Resource>),
@@ -192,7 +192,7 @@ impl Manifests {
         self.addresses.pool_usage()
     }
 
-    /// The advertisements of the folder, and the pools in use.
+    /// The advertisements of the folder, at layer 2 and by BGP, and its usable pools.
     pub fn advertised(&self) -> Advertised {
         let advertisements = self.advertisements.values().cloned().collect();
         let (bgp, pools) = (self.bgp.clone(), self.addresses.pools().to_vec());
@@ -207,7 +207,8 @@ impl Manifests {
         self.release_earlier_addresses();
         let (services, others): (BTreeSet<Key>, BTreeSet<Key>) =
             touched.into_iter().partition(|key| key.kind == Kind::Service);
-        // `others` (objects other than Services) include pools, which Services need for their addresses.
+        // `others` (objects other than Services) come first, because they include the pools from which Services get
+        // addresses.
         let mut changes = self.settle(&others);
         changes.extend(self.settle_services(&services));
         let names = std::mem::take(&mut self.names);
@@ -232,7 +233,8 @@ impl Manifests {
         unread
     }
 
-    /// Once every file is readable, releases addresses of Services of an earlier run that no document defines.
+    /// Once every file is readable, releases the addresses that an earlier run gave to Services that no document
+    /// defines any more.
     fn release_earlier_addresses(&mut self) {
         if self.remembers && self.can_read_all_files() {
             let key = |name: &ObjectName| Key { kind: Kind::Service, name: name.clone() };
@@ -313,13 +315,13 @@ impl Manifests {
         let mut pools_changed = false;
         for key in touched {
             self.order_claims(key);
-            let verdict = self.judge(key);
+            let fate = self.judge(key);
             let is_of_pools = matches!(key.kind, Kind::IpAddressPool | Kind::Namespace);
-            pools_changed |= is_of_pools && !matches!(verdict, Verdict::Keep);
-            match verdict {
-                Verdict::Keep => {}
-                Verdict::Remove => self.remove(key, &mut changes),
-                Verdict::Set(file, resource) => {
+            pools_changed |= is_of_pools && !matches!(fate, Fate::Keep);
+            match fate {
+                Fate::Keep => {}
+                Fate::Remove => self.remove(key, &mut changes),
+                Fate::Set(file, resource) => {
                     self.set(key, LastGood { file, resource, service: None }, &mut changes);
                 }
             }
@@ -367,14 +369,14 @@ impl Manifests {
             self.order_claims(key);
             self.refused.remove(key);
             match self.judge(key) {
-                Verdict::Keep if ask_again => {
+                Fate::Keep if ask_again => {
                     let known =
                         self.objects.get(key).map(|known| (known.file.clone(), known.resource.clone()));
                     services.extend(known.map(|(file, resource)| (key, file, resource)));
                 }
-                Verdict::Keep => {}
-                Verdict::Remove => self.remove(key, &mut changes),
-                Verdict::Set(file, resource) => services.push((key, file, resource)),
+                Fate::Keep => {}
+                Fate::Remove => self.remove(key, &mut changes),
+                Fate::Set(file, resource) => services.push((key, file, resource)),
             }
         }
         let requests = services.iter().filter_map(|(_, _, resource)| resource.service());
@@ -442,25 +444,25 @@ impl Manifests {
         }
     }
 
-    fn judge(&mut self, key: &Key) -> Verdict {
+    fn judge(&mut self, key: &Key) -> Fate {
         let known = self.objects.get_mut(key);
         let Some(claim) = self.claims.get(key).and_then(|claims| claims.first()) else {
             let is_missing = |known: &mut LastGood| self.files.get(&known.file).is_some_and(File::is_obscure);
             if known.is_some_and(is_missing) {
                 self.missing.insert(key.clone());
-                return Verdict::Keep;
+                return Fate::Keep;
             }
-            return Verdict::Remove;
+            return Fate::Remove;
         };
         let resource = claim.resource();
         match known {
             Some(known) if resource.is_none_or(|resource| *resource == known.resource) => {
                 known.file = claim.file.clone();
-                Verdict::Keep
+                Fate::Keep
             }
             Some(_) | None => match resource {
-                Some(resource) => Verdict::Set(claim.file.clone(), resource.clone()),
-                None => Verdict::Keep,
+                Some(resource) => Fate::Set(claim.file.clone(), resource.clone()),
+                None => Fate::Keep,
             },
         }
     }
@@ -523,7 +525,7 @@ impl Manifests {
         match &*known.resource {
             Resource::Service(service) => {
                 let ips = known.service.as_ref().map(|service| service.cluster_ips.as_slice());
-                // `dns::service` fails only for an object without a name, and the folder has none.
+                // `dns::service` fails only for an object without a name, and every object of the folder has a name.
                 self.names.extend(dns::service(service, ips));
             }
             Resource::Slices(_, slices) => {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use lb_core::{
     announce::{advertisement::Advertisement, bgp},
-    api::{self, ObjectMeta},
+    api::{self, DEFAULT_NAMESPACE, ObjectMeta},
     convert::{self, Converted},
     dns::{self, NameChange, NamedSlice, Words},
     load_balancer::{self, Labels, Pool},
@@ -334,7 +334,7 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, wanted: Wanted, parsed: 
     };
     let namespace = metadata("namespace").and_then(Value::as_str).filter(|namespace| !namespace.is_empty());
     // A Namespace object is cluster-scoped.
-    let namespace = if kind == Kind::Namespace { "" } else { namespace.unwrap_or("default") };
+    let namespace = if kind == Kind::Namespace { "" } else { namespace.unwrap_or(DEFAULT_NAMESPACE) };
     let key = Key { kind, name: ObjectName::new(namespace, name) };
     let mut warnings = Vec::new();
     let resource = match kind {

@@ -140,7 +140,7 @@ impl Follower {
             if synchronised && sound && !complete && self.watch.is_settled() && !self.watch.has_drafts() {
                 complete = true;
                 events.push(SourceEvent::Complete);
-                // From now on, an error hides no object's name: if a manifest becomes invalid, the folder keeps the
+                // From now on, no DNS name counts as unreadable: if a manifest becomes invalid, the folder keeps the
                 // last good state of its objects.
                 self.names.iter().for_each(|names| names.set_unread(Unread::default()));
             }
@@ -179,8 +179,8 @@ impl Follower {
         Ok(spawn_blocking(apply).await?)
     }
 
-    /// Drops the content of files that changed while they were read, which are read again soon. Marks the text of files
-    /// that are open for writing as drafts.
+    /// Drops the content of files that changed while they were read; the task soon reads these files again. Marks the
+    /// text of files that are open for writing as drafts.
     fn distrust(&mut self, edits: &mut Vec<Edit>) -> Result<(), ManifestsError> {
         self.watch.drain().map_err(|source| self.watch_error(source))?;
         edits.retain(|edit| !self.watch.is_unsettled(&edit.file));
@@ -241,7 +241,7 @@ impl Follower {
     }
 }
 
-/// Sets the channel's value; wakes receivers only if it differs.
+/// Sets the channel's value; wakes receivers only if the value changes.
 fn set<T: PartialEq>(channel: &watch::Sender<T>, now: T) {
     channel.send_if_modified(|known| {
         let modified = *known != now;

@@ -6,7 +6,10 @@ use std::{collections::HashSet, fmt::Display, net::IpAddr};
 use lb_core::{
     api::{self, IntOrString, ObjectMeta},
     convert::SERVICE_NAME,
-    rules::{self, names},
+    rules::{
+        self, cluster_ips, names,
+        service_ports::{self, PortNames},
+    },
 };
 
 use super::condition::{FieldError, FieldErrors};
@@ -14,10 +17,10 @@ use super::condition::{FieldError, FieldErrors};
 const MAX_ENDPOINTS: usize = 1000;
 const MAX_ADDRESSES: usize = 100;
 
-type Outcome = Result<(), Vec<FieldError>>;
+type Validation = Result<(), Vec<FieldError>>;
 
 /// Checks a Service; the allocator checks addresses and node ports against their ranges.
-pub(super) fn service(service: &api::Service) -> Outcome {
+pub(super) fn service(service: &api::Service) -> Validation {
     let mut errors = FieldErrors::default();
     metadata(&service.metadata, names::dns_1035_label, &mut errors);
     let Some(spec) = &service.spec else {
@@ -25,7 +28,7 @@ pub(super) fn service(service: &api::Service) -> Outcome {
         return finish(errors);
     };
     one_of("spec.type", spec.service_type(), &rules::SERVICE_TYPES, &mut errors);
-    cluster_ips(spec, &mut errors);
+    errors.extend(cluster_ips::requested(spec).1);
     if spec.is_external_name() {
         external_name(spec, &mut errors);
     }
@@ -36,72 +39,12 @@ pub(super) fn service(service: &api::Service) -> Outcome {
     finish(errors)
 }
 
-fn cluster_ips(spec: &api::ServiceSpec, errors: &mut FieldErrors) {
-    families(spec, errors);
-    let single = spec.cluster_ip.as_slice().iter().filter(|address| !address.is_empty());
-    let single: Vec<&String> = single.collect();
-    let list: Vec<&String> = spec.cluster_ips.iter().flatten().collect();
-    let (field, addresses) =
-        if list.is_empty() { ("spec.clusterIP", &single) } else { ("spec.clusterIPs", &list) };
-    if spec.is_external_name() {
-        if !addresses.is_empty() {
-            errors.forbidden(field, "may not be set for ExternalName services");
-        }
-        return;
-    }
-    if let ([single], [first, ..]) = (&single[..], &list[..])
-        && single != first
-    {
-        errors.invalid(field, &list, "first value must match `clusterIP`");
-    }
-    if spec.is_headless() {
-        headless(spec, field, addresses, errors);
-        return;
-    }
-    if addresses.len() > 2 {
-        errors.invalid(field, addresses, "may only hold up to 2 values");
-    }
-    let parsed: Vec<_> =
-        addresses.iter().filter_map(|address| parse_address(field, address, errors)).collect();
-    if let [first, second] = parsed[..]
-        && first.is_ipv4() == second.is_ipv4()
-    {
-        errors.invalid(field, addresses, rules::ONE_IP_PER_FAMILY);
-    }
-}
-
-fn headless(spec: &api::ServiceSpec, field: &str, addresses: &[&String], errors: &mut FieldErrors) {
-    if addresses.len() > 1 {
-        errors.invalid(field, addresses, "'None' must be the first and only value");
-    }
-    if spec.has_node_ports() {
-        let kind = spec.service_type();
-        errors.invalid(field, "None", format_args!("may not be set to 'None' for {kind} services"));
-    }
-}
-
-fn families(spec: &api::ServiceSpec, errors: &mut FieldErrors) {
-    if let Some(policy) = &spec.ip_family_policy {
-        one_of("spec.ipFamilyPolicy", policy, &rules::IP_FAMILY_POLICIES, errors);
-    }
-    let mut seen = HashSet::new();
-    for (index, family) in spec.ip_families.iter().flatten().enumerate() {
-        if !rules::IP_FAMILIES.contains(&family.as_str()) {
-            errors.unsupported(format_args!("spec.ipFamilies[{index}]"), family, &rules::IP_FAMILIES);
-        } else if !seen.insert(family) {
-            errors.duplicate(format_args!("spec.ipFamilies[{index}]"), family);
-        }
-    }
-}
-
 fn external_name(spec: &api::ServiceSpec, errors: &mut FieldErrors) {
-    match spec.external_name.as_deref().map(|name| name.strip_suffix('.').unwrap_or(name)) {
-        None | Some("") => errors.required("spec.externalName", ""),
-        Some(name) => {
-            if let Some(why) = names::dns_1123_subdomain(name) {
-                errors.invalid("spec.externalName", name, why);
-            }
-        }
+    let name = spec.external_name();
+    if name.is_empty() {
+        errors.required("spec.externalName", "");
+    } else if let Some(why) = names::dns_1123_subdomain(name) {
+        errors.invalid("spec.externalName", name, why);
     }
 }
 
@@ -110,8 +53,9 @@ fn service_ports(spec: &api::ServiceSpec, errors: &mut FieldErrors) {
     if ports.is_empty() && !spec.is_headless() && !spec.is_external_name() {
         errors.required("spec.ports", "");
     }
-    let (mut numbers, mut node_ports) = (HashSet::new(), HashSet::new());
-    check_port_names("spec.ports", ports.iter().map(|port| port.name.as_deref()), ports.len() > 1, errors);
+    let mut numbers = HashSet::new();
+    let names = ports.iter().map(|port| port.name.as_deref());
+    check_port_names("spec.ports", names, PortNames::of_service(ports.len()), errors);
     for (index, port) in ports.iter().enumerate() {
         let (path, protocol) = (format!("spec.ports[{index}]"), port.protocol_or_default());
         port_number(format_args!("{path}.port"), port.port, errors);
@@ -120,16 +64,8 @@ fn service_ports(spec: &api::ServiceSpec, errors: &mut FieldErrors) {
         if !numbers.insert((port.port, protocol)) {
             errors.push(&path, rules::duplicate_port(port.port, protocol));
         }
-        let Some(node_port) = port.node_port.filter(|number| *number != 0) else { continue };
-        let field = format!("{path}.nodePort");
-        if !spec.has_node_ports() {
-            errors.push(field, rules::no_node_port(spec.service_type()));
-        } else if let Err(why) = rules::port_number(node_port) {
-            errors.invalid(field, node_port, why);
-        } else if !node_ports.insert((node_port, protocol)) {
-            errors.duplicate(field, node_port);
-        }
     }
+    errors.extend(service_ports::node_ports(spec).1);
 }
 
 fn target_port(path: &str, port: &IntOrString, errors: &mut FieldErrors) {
@@ -169,8 +105,8 @@ fn external_addresses(
         errors.forbidden("spec.loadBalancerSourceRanges", why);
     }
     for (index, range) in ranges.iter().enumerate() {
-        if !is_cidr(range.trim()) {
-            errors.invalid(format_args!("spec.loadBalancerSourceRanges[{index}]"), range, rules::NO_CIDR);
+        if let Err(why) = rules::source_range(range) {
+            errors.invalid(format_args!("spec.loadBalancerSourceRanges[{index}]"), range, why);
         }
     }
     let load_balancer = status.and_then(|status| status.load_balancer.as_ref());
@@ -184,16 +120,6 @@ fn external_addresses(
             parse_address(format_args!("status.loadBalancer.ingress[{index}].ip"), address, errors);
         }
     }
-}
-
-fn is_cidr(text: &str) -> bool {
-    let Some((address, length)) = text.split_once('/') else { return false };
-    let limit = match address.parse() {
-        Ok(IpAddr::V4(_)) => 32,
-        Ok(IpAddr::V6(_)) => 128,
-        Err(_) => return false,
-    };
-    length.parse::<u8>().is_ok_and(|length| length <= limit)
 }
 
 fn traffic_policies(spec: &api::ServiceSpec, errors: &mut FieldErrors) {
@@ -216,7 +142,7 @@ fn traffic_policies(spec: &api::ServiceSpec, errors: &mut FieldErrors) {
 }
 
 /// Checks an EndpointSlice. A slice that names no Service is valid, but gets a warning.
-pub(super) fn endpoint_slice(slice: &api::EndpointSlice, warnings: &mut Vec<FieldError>) -> Outcome {
+pub(super) fn endpoint_slice(slice: &api::EndpointSlice, warnings: &mut Vec<FieldError>) -> Validation {
     let mut errors = FieldErrors::default();
     metadata(&slice.metadata, names::dns_1123_subdomain, &mut errors);
     one_of("addressType", &slice.address_type, &rules::ADDRESS_TYPES, &mut errors);
@@ -228,7 +154,8 @@ pub(super) fn endpoint_slice(slice: &api::EndpointSlice, warnings: &mut Vec<Fiel
         slice_addresses(index, &slice.address_type, &endpoint.addresses, &mut errors);
     }
     let ports = slice.ports.as_deref().unwrap_or_default();
-    check_port_names("ports", ports.iter().map(|port| port.name.as_deref()), false, &mut errors);
+    let names = ports.iter().map(|port| port.name.as_deref());
+    check_port_names("ports", names, PortNames::optional(), &mut errors);
     for (index, port) in ports.iter().enumerate() {
         let protocol = port.protocol_or_default();
         one_of(format_args!("ports[{index}].protocol"), protocol, &rules::PROTOCOLS, &mut errors);
@@ -264,7 +191,7 @@ fn slice_addresses(endpoint: usize, address_type: &str, addresses: &[String], er
     }
 }
 
-pub(super) fn endpoints(endpoints: &api::Endpoints) -> Outcome {
+pub(super) fn endpoints(endpoints: &api::Endpoints) -> Validation {
     let mut errors = FieldErrors::default();
     metadata(&endpoints.metadata, names::dns_1123_subdomain, &mut errors);
     for (index, subset) in endpoints.subsets.iter().flatten().enumerate() {
@@ -281,7 +208,7 @@ pub(super) fn endpoints(endpoints: &api::Endpoints) -> Outcome {
         }
         let ports = subset.ports.as_deref().unwrap_or_default();
         let names = ports.iter().map(|port| port.name.as_deref());
-        check_port_names(&format!("{path}.ports"), names, ports.len() > 1, &mut errors);
+        check_port_names(&format!("{path}.ports"), names, PortNames::of_service(ports.len()), &mut errors);
         for (index, port) in ports.iter().enumerate() {
             port_number(
                 format_args!("{path}.ports[{index}].port"),
@@ -295,7 +222,7 @@ pub(super) fn endpoints(endpoints: &api::Endpoints) -> Outcome {
     finish(errors)
 }
 
-fn finish(FieldErrors(errors): FieldErrors) -> Outcome {
+fn finish(FieldErrors(errors): FieldErrors) -> Validation {
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 
@@ -311,10 +238,8 @@ fn metadata(metadata: &ObjectMeta, name_form: fn(&str) -> Option<String>, errors
 }
 
 fn one_of(field: impl Display, value: &str, supported: &[&str], errors: &mut FieldErrors) {
-    if value.is_empty() {
-        errors.required(field, "");
-    } else if !supported.contains(&value) {
-        errors.unsupported(field, value, supported);
+    if let Err(why) = rules::one_of(value, supported) {
+        errors.push(field, why);
     }
 }
 
@@ -324,22 +249,19 @@ fn port_number(field: impl Display, number: i32, errors: &mut FieldErrors) {
     }
 }
 
-/// Checks that port names are DNS labels and differ. If names are not `required`, one port may have none.
+/// Checks that port names are DNS labels, and what `known` requires of them.
 fn check_port_names<'a>(
     path: &str,
     names: impl Iterator<Item = Option<&'a str>>,
-    required: bool,
+    mut known: PortNames<'a>,
     errors: &mut FieldErrors,
 ) {
-    let mut seen = HashSet::new();
     for (index, name) in names.map(Option::unwrap_or_default).enumerate() {
         let field = format_args!("{path}[{index}].name");
-        if name.is_empty() && required {
-            errors.required(field, "");
-        } else if let Some(why) = names::dns_1123_label(name).filter(|_| !name.is_empty()) {
+        if let Some(why) = names::dns_1123_label(name).filter(|_| !name.is_empty()) {
             errors.invalid(field, name, why);
-        } else if !seen.insert(name) {
-            errors.duplicate(field, name);
+        } else if let Err(why) = known.check(name) {
+            errors.push(field, why);
         }
     }
 }

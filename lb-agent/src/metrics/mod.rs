@@ -42,8 +42,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers all metrics. `packets` reads the packet counters, `traffic` the sums of Services (`None` under
-    /// `--service-metrics none`).
+    /// Registers all metrics. `packets` reads the packet counters, `traffic` the traffic of service ports and backends
+    /// (`None` under `--service-metrics none`).
     pub(crate) fn new(packets: impl PacketCounters, traffic: Option<impl TrafficSource>) -> Self {
         let (kube_proxy, own) = (KubeProxy::default(), Own::default());
         let mut registry = Registry::default();

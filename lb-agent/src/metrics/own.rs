@@ -134,8 +134,8 @@ impl Own {
         registry.register(name, help, self.sync_latency.clone());
         let help = "Synchronisations in which the kernel refused a map update";
         registry.register("sync_failures", help, self.sync_failures.clone());
-        let help = "Map updates that the kernel refused at the last synchronisation, plus Services that wait for room in a map; 0 when \
-                    the node is up to date";
+        let help = "Steps of the last synchronisation that are not in the kernel, because it refused one of them, plus Services that \
+                    were not planned for that reason, plus Services that wait for room in a map";
         registry.register("sync_pending_steps", help, self.pending.clone());
         registry.register("service_ports", "Service ports in the kernel", self.service_ports.clone());
         registry.register("backends", "Backends of all service ports in the kernel", self.backends.clone());
@@ -229,7 +229,7 @@ impl Metrics {
         self.own.devices.get_or_create(&Kind { kind }).set(gauge(count));
     }
 
-    /// Records a GC run that deleted `expired` connections, `early` of them before their timeout; `flows` are left.
+    /// Records a GC run that left `flows` flows and deleted `expired` others, `early` of those before their timeout.
     pub(crate) fn swept(&self, flows: usize, expired: usize, early: usize) {
         self.own.flows.set(gauge(flows));
         self.own.flows_expired.inc_by(expired as u64);
@@ -271,7 +271,7 @@ impl Metrics {
         }
     }
 
-    /// Sets how many addresses should be announced at layer 2 by any node, and how many this node announces.
+    /// Sets how many addresses some node should announce at layer 2, and how many of them this node announces.
     pub(crate) fn set_announced(&self, wanted: usize, here: usize) {
         self.own.announce_wanted.set(gauge(wanted));
         self.own.announced.set(gauge(here));
@@ -282,7 +282,8 @@ impl Metrics {
         self.own.announce_uncovered.set(gauge(addresses));
     }
 
-    /// Sets how many routes this node offers its BGP daemon, and whether a fence process runs.
+    /// Sets how many routes this node offers its BGP daemon, and whether a fence runs. (A fence is a process that
+    /// removes the routes if the agent hangs or dies.)
     pub(crate) fn set_routes(&self, routes: usize, fence: bool) {
         self.own.bgp_routes.set(gauge(routes));
         self.own.bgp_fence.set(i64::from(fence));

@@ -29,7 +29,8 @@ async fn slis(Shared(metrics): Shared<Arc<Metrics>>, headers: HeaderMap) -> Resp
     response(&metrics.slis.registry, &headers)
 }
 
-/// The text format of Prometheus, as kube-proxy answers, or OpenMetrics if the request accepts it.
+/// Answers with the metrics in the text format of Prometheus, like kube-proxy, or in OpenMetrics if the request accepts
+/// it.
 fn response(registry: &Registry, headers: &HeaderMap) -> Response {
     let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let open_metrics = accepted.into_iter().any(|types| types.contains("application/openmetrics-text"));

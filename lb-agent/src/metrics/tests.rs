@@ -147,7 +147,7 @@ fn buckets(bounds: impl IntoIterator<Item = f64>) -> Vec<String> {
     buckets
 }
 
-/// kube-proxy 1.36's metrics, with type and labels, without those for iptables, nftables and its feature gates.
+/// kube-proxy 1.36's metrics, with type and labels, without those for iptables, nftables and feature gates.
 const KUBE_PROXY: [(&str, &str, &[&str]); 15] = [
     ("sync_proxy_rules_duration_seconds", "histogram", &["ip_family"]),
     ("sync_full_proxy_rules_duration_seconds", "histogram", &["ip_family"]),

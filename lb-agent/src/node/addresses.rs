@@ -27,8 +27,8 @@ pub enum NodePortAddresses {
 }
 
 impl NodePortAddresses {
-    /// Listen addresses for a server that is reachable wherever node ports are: `0.0.0.0` or `::` if all addresses of
-    /// the family serve node ports.
+    /// Listen addresses for a server that is reachable wherever node ports are. For each family: `0.0.0.0` or `::` if
+    /// all addresses of the family serve node ports, else each address that does.
     pub fn listen(&self, node: &NodeAddresses) -> BTreeSet<IpAddr> {
         let anywhere = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
         let all = anywhere.into_iter().filter(|ip| self.contains_all(ip.is_ipv4()));
@@ -133,8 +133,8 @@ fn is_of_node(ip: IpAddr) -> bool {
     !(link_local || ip.is_loopback() || ip.is_unspecified())
 }
 
-/// Chooses the primary address of a family: a preferred one; else the source address of the default route, or the first
-/// global address of its device; else the first global address of a wire device, or of any device.
+/// Chooses the primary address of a family: a preferred one; else the source address that the default route names, or
+/// the first global address of the route's device; else the first global address of a wire device, or of any device.
 fn primary(
     network: &Network,
     own: &BTreeSet<IpAddr>,

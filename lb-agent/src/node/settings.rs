@@ -28,7 +28,7 @@ pub struct SettingsInputs {
     /// Whether tunnels are GUE instead of IP in IP.
     pub gue: bool,
     /// Whether the next hop of a packet depends only on its destination, device and protocol, so that flows may share a
-    /// cached one.
+    /// cached next hop.
     pub routes_by_destination: bool,
 }
 

@@ -9,7 +9,7 @@ use std::{
 use jiff::Timestamp;
 use lb_core::{
     model::ObjectName,
-    probe::{Check, Monitor, State, Target, Verdict, check::Probe},
+    probe::{Check, EndpointHealth, Monitor, State, Target, check::Probe},
 };
 use serde::{Deserialize, Serialize};
 
@@ -67,7 +67,7 @@ pub struct EndpointReport {
     pub reason: String,
 }
 
-/// A target (endpoint and port) of which no failure is known.
+/// A target (endpoint and port) that is healthy and whose last probe succeeded, or that has no result yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PassingReport {
@@ -131,9 +131,9 @@ impl CheckReport {
 
     fn count(&mut self, target: &Target, state: &State) {
         match state.verdict {
-            Verdict::Healthy => self.healthy += 1,
-            Verdict::Unhealthy => self.unhealthy += 1,
-            Verdict::Unknown => self.unknown += 1,
+            EndpointHealth::Healthy => self.healthy += 1,
+            EndpointHealth::Unhealthy => self.unhealthy += 1,
+            EndpointHealth::Unknown => self.unknown += 1,
         }
         let Target { address, port, .. } = *target;
         let verdict = state.verdict.as_str().to_owned();

@@ -16,7 +16,7 @@ use lb_core::probe::{Check, Memory, Target, Timing, check::Probe};
 use serde::{Deserialize, Serialize};
 use tracing::{debug, warn};
 
-/// Targets that were unhealthy when an earlier agent stopped, and since when.
+/// The unhealthy targets that an agent keeps for the next one, each with what that agent must know about it.
 pub(crate) type Remembered = BTreeMap<Target, Memory>;
 
 /// An unhealthy target, as an element of the file's JSON array.

@@ -11,7 +11,7 @@ use std::{
 use anyhow::Context as _;
 use lb_core::{
     model::{ObjectName, SourceEvent},
-    probe::{Failure, Monitor, State, Target, Verdict},
+    probe::{EndpointHealth, Failure, Monitor, State, Target},
 };
 use lb_datapath::UnansweredBackends;
 use tokio::{
@@ -59,8 +59,8 @@ pub(crate) struct Prober {
     written: Option<Instant>,
     started: Instant,
     running: JoinSet<(Target, Result<(), Failure>)>,
-    /// Backends that leave SYNs of clients unanswered; `None` without `--syn-retries`: then the programs do not look
-    /// for them.
+    /// Backends that leave SYNs of clients unanswered; `None` without `--syn-retries`, because the programs record such
+    /// backends only with that setting.
     unanswered: Option<UnansweredBackends>,
     /// Verdicts (true: unhealthy) that were not sent to the writer yet.
     verdicts: Vec<(Target, bool)>,
@@ -152,7 +152,8 @@ impl Prober {
         let mut monitor = self.observers.board.lock();
         let (new, gone): (Targets, Targets) = targets.into_iter().partition(|(_, users)| !users.is_empty());
         for (target, users) in new.into_iter().chain(gone) {
-            // The target may have been probed already, for another Service, so the writer needs its verdict.
+            // A new target may begin with the verdict of a known one that has the same address, port and kind of check,
+            // so the writer needs the verdict now.
             if let Some(is_unhealthy) = monitor.set(&target, users, now) {
                 self.verdicts.push((target, is_unhealthy));
             }
@@ -186,7 +187,7 @@ impl Prober {
         let changed = monitor.finish(&target, result, self.started.elapsed(), unix).cloned();
         if let Some(state) = changed {
             let services = monitor.users(&target).to_vec();
-            let is_unhealthy = state.verdict == Verdict::Unhealthy;
+            let is_unhealthy = state.verdict == EndpointHealth::Unhealthy;
             self.notes.push(Note { services, text: self.text(&target, &state), is_unhealthy });
             self.verdicts.push((target, is_unhealthy));
         }
@@ -195,7 +196,7 @@ impl Prober {
     fn text(&self, target: &Target, state: &State) -> String {
         let (socket, check, node) = (target.socket(), &target.check, &self.node);
         match &state.failure {
-            Some(failure) if state.verdict == Verdict::Unhealthy => {
+            Some(failure) if state.verdict == EndpointHealth::Unhealthy => {
                 format!("endpoint {socket} is unhealthy for node {node} ({check}): {failure}")
             }
             Some(_) | None => format!("endpoint {socket} is healthy again for node {node} ({check})"),
@@ -236,7 +237,7 @@ impl Prober {
 
     fn count(&self) {
         let monitor = self.observers.board.lock();
-        for verdict in [Verdict::Unknown, Verdict::Healthy, Verdict::Unhealthy] {
+        for verdict in [EndpointHealth::Unknown, EndpointHealth::Healthy, EndpointHealth::Unhealthy] {
             self.observers.metrics.set_probed_endpoints(verdict.as_str(), monitor.count(verdict));
         }
     }

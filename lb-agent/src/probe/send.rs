@@ -66,7 +66,7 @@ pub(super) fn failure(error: &io::Error) -> Failure {
     Failure::new(reason, error.to_string())
 }
 
-/// Whether the error is no fault of the endpoint: this node lacks descriptors, ports or memory.
+/// Whether this node has caused the error, and not the endpoint: the node lacks descriptors, ports or memory.
 fn is_ours(error: &io::Error) -> bool {
     let errors = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
     error.raw_os_error().is_some_and(|error| errors.contains(&error))

@@ -83,7 +83,7 @@ function picture(port, width) {
     node(x.backends, y, box, backend.pod ? backend.pod + (twins ? family : "") : backend.key, `${share}${scaled(backend.rates.active)} active${draining ? " · ending" : ""}${backend.weight === 1 ? "" : ` · weight ${backend.weight}`}`, draining ? "draining" : "", !backend.pod);
     line(hub.x + hub.w, centre, x.backends, y, backend.share ?? 0, draining ? "draining" : "");
   });
-  if (!shown.length) { node(x.backends, centre, box, "No backends", "new connections are refused", "none", false); line(hub.x + hub.w, centre, x.backends, centre, 0); }
+  if (!shown.length) { node(x.backends, centre, box, "No backends", `new connections are ${unserved(port.frontends)}`, "none", false); line(hub.x + hub.w, centre, x.backends, centre, 0); }
   if (backends.length > shown.length) boxes.push(s("text", { x: x.backends + 10, y: middle(shown.length, shown.length), class: "sub" }, `and ${backends.length - shown.length} more below`));
   if (wide) {
     const affinity = port.sessionAffinity === "None" ? "no affinity" : `ClientIP ${port.sessionAffinitySeconds} s`;
@@ -92,6 +92,13 @@ function picture(port, width) {
   } else boxes.push(s("circle", { class: "box middle", cx: hub.x + 5, cy: centre, r: 6 }));
   const said = `${port.frontends.length} frontends, scheduler ${port.scheduler}, ${backends.length} backends${busy ? ", lines as wide as their share" : ""}`;
   return s("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": said }, lines, boxes);
+}
+
+/** What happens to new connections while the Service has no backends. */
+function unserved(frontends) {
+  const drops = frontends.filter((frontend) => frontend.withoutBackends === "drop").length;
+  if (drops === 0) return "refused";
+  return drops === frontends.length ? "dropped" : "refused or dropped";
 }
 
 function facts(port) {

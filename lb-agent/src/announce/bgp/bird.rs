@@ -27,8 +27,8 @@ pub(super) struct Bird {
     is_accepted: bool,
     /// Whether BIRD runs with the present content of the configuration file.
     is_in_use: bool,
-    /// The last attempt to make BIRD use the wanted configuration text, if that failed; `None` if it succeeded, or if
-    /// BIRD uses that text already.
+    /// The last attempt to make BIRD use a new configuration text, if the attempt failed; `None` if it succeeded, or if
+    /// BIRD already uses the wanted text.
     failed: Option<Failure>,
 }
 
@@ -51,8 +51,8 @@ impl Bird {
         Self { file, socket, content: None, is_accepted: false, is_in_use: false, failed: None }
     }
 
-    /// The text that the configuration file should have. BGP sessions that `configuration` holds back, and all sessions
-    /// unless `is_complete`, stay as they are in the present content.
+    /// The text that the configuration file should have. The sessions of the peers in [`Configuration::held_back`],
+    /// and all sessions unless `is_complete`, stay as they are in the present content.
     pub(super) fn text(&self, configuration: &Configuration, is_complete: bool) -> String {
         configuration.text(self.content.as_deref().unwrap_or_default(), is_complete)
     }
@@ -68,10 +68,9 @@ impl Bird {
             match read(&self.file) {
                 Ok(content) => self.content = Some(content),
                 Err(error) => {
-                    return Some(format!(
-                        "cannot read BIRD's configuration {}: {error}",
-                        self.file.display()
-                    ));
+                    let why = format!("cannot read BIRD's configuration {}: {error}", self.file.display());
+                    self.failed = Some(Failure { text: String::new(), why: why.clone(), wait: 0 });
+                    return Some(why);
                 }
             }
         }
@@ -118,8 +117,8 @@ impl Bird {
             write(&new, &file, text).map_err(cannot_write)?;
             let is_accepted = match ask(&self.socket, &check(&new)).await {
                 Ok(_) => true,
-                // Whether BIRD accepts the old content is unknown as well, so the new content replaces the old one
-                // unchecked: BIRD reads the file when it starts.
+                // BIRD does not answer, and whether it accepts the old content is unknown as well. So the new content
+                // replaces the old one unchecked, and BIRD reads it when it starts.
                 Err(Refusal::Unreachable(_)) if !self.is_accepted => false,
                 Err(Refusal::Unreachable(error)) => {
                     return Err(format!(
@@ -169,7 +168,7 @@ fn read(file: &Path) -> io::Result<String> {
     }
 }
 
-/// The path `FILE.new`, at which BIRD checks the next content before it replaces the file.
+/// The path `FILE.new`. BIRD checks the next content there, before the agent replaces the file by it.
 fn beside(file: &Path) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push(".new");
@@ -186,8 +185,8 @@ fn restrict(file: &Path) -> io::Result<()> {
     fs::set_permissions(file, fs::Permissions::from_mode(restricted(mode)))
 }
 
-/// Replaces `file` by a new file with the owner and group of `like`, and its permissions as far as [`restricted`]
-/// allows; with mode 0600 if `like` does not exist.
+/// Replaces `file` by a new file with this text. The new file has the owner and group of `like`, and the permissions of
+/// `like` as far as [`restricted`] allows. If `like` does not exist, the new file has the mode 0600.
 fn write(file: &Path, like: &Path, text: &str) -> io::Result<()> {
     match fs::remove_file(file) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -298,6 +297,18 @@ mod tests {
     const OK: &str = "0020 Configuration OK\n";
     const DONE: &str = "0003 Reconfigured\n";
     const BAD: &str = "8002 bird.conf.new:1:1 syntax error\n";
+
+    #[tokio::test]
+    async fn unreadable_file_is_a_failure_until_it_can_be_read() {
+        let mut bed = Bed::new();
+        fs::create_dir(&bed.file).unwrap();
+        let why = bed.bird.update(&configuration(1), true).await.unwrap();
+        assert!(why.contains("cannot read BIRD's configuration"), "{why}");
+        assert!(bed.bird.has_failed());
+        fs::remove_dir(&bed.file).unwrap();
+        assert_eq!(bed.update(1, &[("check", OK), ("configure", DONE)]).await, None);
+        assert!(!bed.bird.has_failed() && bed.has(1));
+    }
 
     #[tokio::test]
     async fn file_is_checked_before_it_replaces_the_one_in_use() {

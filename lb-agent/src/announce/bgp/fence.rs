@@ -17,7 +17,8 @@ use tracing::warn;
 
 use crate::daemon::socket::FOLDER;
 
-/// How often the fence compares the clock with its deadline; after the deadline, how often it removes routes.
+/// While no message arrives, the fence compares the clock with its deadline at this interval; after the deadline, it
+/// removes routes at this interval.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Path of the Unix socket of the fence that watches over a routing table in this network namespace.
@@ -48,8 +49,8 @@ impl Heart {
     }
 }
 
-/// Watches over the routes of a table until a signal ends the process: `lifetime` after the last heartbeat it removes
-/// them.
+/// Removes the announced routes in a table once `lifetime` has passed since the last heartbeat. Runs until a signal
+/// ends the process.
 ///
 /// # Errors
 /// Another fence runs, the socket cannot be bound, or heartbeats cannot be received.

@@ -81,8 +81,8 @@ pub struct Sources {
     pub holders: watch::Receiver<HolderMap>,
     /// Whether the Services are in the kernel; becomes true after `holders` has them.
     pub synchronised: watch::Receiver<bool>,
-    /// How much has been read. When this changes, `holders` is up to date, and so is `advertised` if it comes from
-    /// manifests.
+    /// Which part of the objects the agent has read and written to the kernel. When this changes, `holders` is up to
+    /// date, and so is `advertised` if it comes from manifests.
     pub complete: watch::Receiver<Completeness>,
     /// Labels of this node, and whether it may announce; `None` until `advertised` has the objects of the API server.
     pub node: watch::Receiver<Option<Member>>,
@@ -90,7 +90,7 @@ pub struct Sources {
     pub problems: watch::Receiver<Vec<String>>,
 }
 
-/// How much of the objects has been read and is in the kernel.
+/// Which part of the objects the agent has read and written to the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Completeness {
     /// Not all objects yet.
@@ -114,7 +114,7 @@ pub struct RouteAnnouncer {
     metrics: Arc<Metrics>,
     /// Whether `wanted` and `configuration` were computed from all objects that the agent can read.
     is_ready: bool,
-    /// How much had been read when `wanted` and `configuration` were computed.
+    /// Which part of the objects the agent had read when it computed `wanted` and `configuration`.
     complete: Completeness,
     /// Whether this node may receive traffic to load balancers' addresses: if not, it announces no route.
     is_eligible: bool,

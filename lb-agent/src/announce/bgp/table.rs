@@ -23,8 +23,8 @@ use tracing::{info, warn};
 pub(super) struct Table {
     pub(super) number: u32,
     routes: AnnouncedRoutes,
-    /// Routes of an earlier agent that stay, because this agent cannot judge them yet; `None` until the table is first
-    /// read.
+    /// Routes of an earlier agent that stay for now, because objects that this agent has not read yet may call for
+    /// them; `None` until the table is first read.
     adopted: Option<Adopted>,
     /// The announced routes in the table at the last update that could list them.
     present: BTreeSet<Range>,
@@ -35,8 +35,8 @@ pub(super) struct Known<'a> {
     pub(super) wanted: &'a BTreeMap<IpNet, Offer>,
     pub(super) holders: &'a BTreeMap<ObjectName, Holder>,
     pub(super) node: &'a Arc<str>,
-    /// Whether the agent has read every object, or this node may not announce. If so, the update removes the routes of
-    /// an earlier agent that are not wanted.
+    /// True if the agent has read every object, or if this node may not announce. In both cases the update removes
+    /// those routes of an earlier agent that are not wanted.
     pub(super) is_complete: bool,
 }
 

@@ -255,7 +255,7 @@ pub(super) mod tests {
         SocketAddr::new([10, 1, 0, last].into(), 8080)
     }
 
-    /// A sample with two services: one with two backends, the first of which has these counters, and an idle one.
+    /// A sample with two services: an idle one, and one with two backends, the first of which has these counters.
     pub(in crate::commands::top) fn sample(flows: u64, packets: u64, bytes: u64) -> Sample {
         let name = |name: &str, port: &str| ServicePortName {
             service: ObjectName::new("default", name),

@@ -62,7 +62,7 @@ fn cell(row: &Row, column: Column) -> Cell<'static> {
     Cell::from(if column == Column::Name { text } else { right(&text) })
 }
 
-/// A rate as text: with one decimal below 10, otherwise rounded and with a unit, such as `12.3k`.
+/// A rate as text: with one decimal below 10, rounded from 10 on, and with a unit from 1000 on, such as `12.3k`.
 fn number(rate: f64) -> String {
     #[expect(
         clippy::cast_possible_truncation,

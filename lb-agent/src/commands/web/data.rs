@@ -40,7 +40,7 @@ use crate::{
 };
 use lb_datapath::{Ledger, MapFill, Pinned};
 
-/// How long a list of kube-proxy's leftovers is reused: a search for them runs other programs.
+/// How long the pages reuse a list of kube-proxy's leftovers, because each search for them runs other programs.
 const LEFTOVERS_AGE: Duration = Duration::from_secs(60);
 
 /// Reads what the pages show: the data plane of this node, and cached leftovers of kube-proxy.

@@ -76,7 +76,7 @@ fn access(args: &WebArgs) -> anyhow::Result<(Access, String)> {
 
 /// A warning, with advice, that the pages are not encrypted; empty for a loopback address.
 fn plain(address: SocketAddr) -> &'static str {
-    if address.ip().is_loopback() {
+    if address.ip().to_canonical().is_loopback() {
         ""
     } else {
         " The pages are not encrypted: in a network that you do not trust, listen on loopback and use a tunnel (ssh -L)."

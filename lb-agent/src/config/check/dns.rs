@@ -22,7 +22,8 @@ use crate::{
 const CLUSTER_DOMAIN: &str = "cluster.local";
 /// Time to live of answers about Services, in seconds: the default of CoreDNS.
 const TTL: u32 = 5;
-/// Default of `--dns-rate-limit`: how many UDP queries per second the server answers to each client.
+/// Default of `--dns-rate-limit`: how many UDP queries per second the server answers to each source (an IPv4 address or
+/// an IPv6 /64).
 const RATE: u32 = 2000;
 /// Default of `--dns-intercept-port`: outside of `--masquerade-ports` and of the ports that kubelet and kube-proxy use.
 const INTERCEPT_PORT: u16 = 9053;
@@ -74,7 +75,7 @@ fn intercept(service: &str, port: Option<u16>) -> Result<InterceptConfig, Config
 }
 
 /// Which clients the server answers, and at what rate. Allowed are the networks of `--dns-allow` or the default ones,
-/// the loopback addresses, and the addresses in `bind`: processes of this node send queries from the latter two.
+/// and the sources of queries that processes of this node send: the loopback addresses and the addresses in `bind`.
 fn access(given: &RunArgs, bind: &[SocketAddr]) -> Result<Access, ConfigError> {
     let pods = networks("--cluster-cidr", given.cluster_cidr.as_deref(), "")?;
     let mut allowed = networks("--dns-allow", given.dns_allow.as_deref(), "")?;

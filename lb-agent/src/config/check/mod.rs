@@ -259,7 +259,8 @@ pub(super) fn table_size(given: Option<u32>) -> Result<TableSize, ConfigError> {
         .map_err(|error: UnknownSize| refused("--maglev-table-size", size, error.to_string()))
 }
 
-/// Parses `--bind-address`: the address of this node, or an unspecified one that only selects a family.
+/// Parses `--bind-address`: the address of this node, or an unspecified one, which only selects the family of the
+/// default addresses of the health and metrics servers.
 pub(super) fn bind(given: Option<&str>) -> Result<IpAddr, ConfigError> {
     match given.unwrap_or_default() {
         "" => Ok(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 /// Time in which at least one redirected query must reach the server; else the queries count as lost.
 const WINDOW: Duration = Duration::from_secs(1);
-/// How many queries the programs must have redirected, of which the server received none, before redirected queries
-/// count as lost.
+/// Redirected queries count as lost only after the programs have redirected this many, and the server has received none
+/// of them.
 const ENOUGH: u64 = 4;
 /// How long the programs redirect no queries to the server after redirected queries were lost.
 const PAUSE: Duration = Duration::from_secs(60);

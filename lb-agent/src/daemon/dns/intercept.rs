@@ -116,7 +116,8 @@ impl Intercept {
         std::future::pending().await
     }
 
-    /// Makes the endpoints of the Service the forwarder's servers, if the forwarder follows them and they have changed.
+    /// Sets the forwarder's upstream servers to the endpoints of the Service, if these have changed. Does nothing if
+    /// the forwarder uses other upstream servers.
     fn follow_endpoints(&self, dns: &ClusterDns, known: &mut Vec<SocketAddr>) {
         if let Some(forwarder) = self.forwarder.as_ref().filter(|_| *known != dns.endpoints) {
             forwarder.servers().set(&dns.endpoints, &self.own);
@@ -124,14 +125,15 @@ impl Intercept {
         }
     }
 
-    /// Writes the entries of the programs. If that fails, the present leases expire, and the next round tries again.
+    /// Writes the entries of the map `DNS_INTERCEPT`. If that fails, the present leases expire, and the next round
+    /// tries again.
     fn write(&self, entries: &BTreeMap<ServiceKey, DnsIntercept>) {
         if let Err(error) = block_in_place(|| self.map.set(entries)) {
             debug!("cannot renew the leases of node-local DNS: {error}; trying again");
         }
     }
 
-    /// Sends each listener a query, and renews the lease of those that answer.
+    /// Sends each listener a query, and renews the lease of each listener that answers.
     async fn renew(&self, listeners: &Listeners, until: &mut BTreeMap<SocketAddr, u64>) {
         let name = format!("dns-version.{}.", self.domain);
         let asked = monotonic_nanoseconds();
@@ -226,7 +228,7 @@ impl Listeners {
         self.all.iter().any(|listener| listener.address == address)
     }
 
-    /// Number of datagrams and connections of allowed clients other than this agent.
+    /// Number of datagrams and connections that the servers have received from allowed clients other than this agent.
     fn received(&self) -> u64 {
         self.all.iter().map(|listener| listener.server.received()).sum()
     }
@@ -241,8 +243,9 @@ impl Listener {
     }
 }
 
-/// The entries of the map `DNS_INTERCEPT`, for each server whose family has a cluster IP: one redirects queries for
-/// that IP to the server until the lease expires, the other makes the IP the source address of the server's answers.
+/// The entries of the map `DNS_INTERCEPT`: two for each protocol and each server whose address family has a cluster IP.
+/// One entry redirects queries for that IP to the server until the lease expires. The other makes the IP the source
+/// address of the server's answers.
 fn entries(cluster_ips: &[IpAddr], until: &BTreeMap<SocketAddr, u64>) -> BTreeMap<ServiceKey, DnsIntercept> {
     let mut entries = BTreeMap::new();
     for (server, until) in until {

@@ -45,7 +45,7 @@ pub(super) struct Kernel {
     pub(super) packets: lb_datapath::Stats,
 }
 
-/// Creates the DNS names, which the source of Services fills; `None` without a DNS server.
+/// Creates the index of DNS names, into which the source of Services writes; `None` without a DNS server.
 pub(super) fn names(config: &DnsConfig, ranges: Option<&[IpNet]>) -> Option<Arc<Names>> {
     if config.bind.is_empty() && config.intercept.is_none() {
         return None;
@@ -104,8 +104,8 @@ pub(super) fn spawn(
     tasks.spawn("node-local DNS", intercept.run(move |own| server(access_of_pods(access.clone(), own))));
 }
 
-/// Which clients the node-local server at `own` answers: also the agent itself, which queries from `own`. Each IPv6
-/// address has its own rate limit, because a /64 of pods has many clients.
+/// Which clients the node-local server at `own` answers: those of `access`, and the agent itself, which queries from
+/// `own`. The rate limit applies to each IPv6 address instead of each /64, because all pods of a node share one /64.
 fn access_of_pods(mut access: Access, own: IpAddr) -> Access {
     access.allowed.push(own.into());
     access.hosts.push(ALL_IPV6.into());

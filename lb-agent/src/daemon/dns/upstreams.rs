@@ -18,12 +18,13 @@ use crate::{config::DnsConfig, daemon::state::State};
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// File in which systemd-resolved lists its own upstream servers.
 const RESOLVED_CONF: &str = "/run/systemd/resolve/resolv.conf";
-/// Address of systemd-resolved's own DNS server, which `resolv.conf` names.
+/// Address of systemd-resolved's own DNS server, its stub, which `resolv.conf` names if the host uses systemd-resolved.
 const RESOLVED: &str = "127.0.0.53:53";
 /// Interval at which the agent reads `resolv.conf` again.
 const REREAD: Duration = Duration::from_secs(5);
-/// Interval at which the agent looks whether the endpoints of the DNS Service have changed, to probe them. (The task of
-/// node-local DNS has made them upstream servers by then.)
+/// Interval at which the agent checks whether the endpoints of the DNS Service have changed. If so, it probes at once
+/// whether they lead back to the agent. (The forwarder uses new endpoints even sooner: the task of node-local DNS sets
+/// them.)
 const FOLLOW: Duration = Duration::from_secs(1);
 /// Interval at which the agent checks whether an upstream server leads back to the agent.
 const PROBE: Duration = Duration::from_secs(30);
@@ -94,7 +95,8 @@ pub(super) async fn follow(
     }
 }
 
-/// Logs which upstream servers lead back to this agent since the last check, and which no longer do.
+/// Logs the upstream servers that have begun to lead back to this agent since the last check, and those that no longer
+/// do.
 fn log_loops(known: &[SocketAddr], found: &[SocketAddr]) {
     for server in found.iter().filter(|server| !known.contains(server)) {
         warn!("the upstream DNS server {server} leads back to this agent; it is not used while it does");

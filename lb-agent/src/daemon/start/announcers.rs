@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Spawns the tasks that announce at layer 2 and by BGP, and the one that reports what they do not announce. `complete`
-/// says how much of the objects is in the kernel.
+/// says whether the agent has read all objects, or all readable ones, and written them to the kernel.
 pub(super) fn spawn(
     config: &Config,
     opened: &Opened,

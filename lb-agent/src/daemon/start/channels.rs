@@ -53,7 +53,7 @@ pub(super) struct Channels {
     pub(super) synchronised: Latest<bool>,
     /// The families with backends at addresses that this node does not have: from the writer to the node task.
     pub(super) routed: Latest<Families>,
-    /// How much of the objects is in the kernel: from the writer to the task that announces by BGP.
+    /// Which part of the objects is in the kernel: from the writer to the task that announces by BGP.
     pub(super) complete: Latest<Completeness>,
     /// Listen addresses: from the node task to the `healthCheckNodePort` servers.
     pub(super) listen: Latest<BTreeSet<IpAddr>>,
@@ -81,7 +81,7 @@ pub(super) struct Channels {
     /// Changes: from the source of Services and the node task to the writer.
     pub(super) events: Queue<SourceEvent>,
     /// Requests: from the environment socket to the writer.
-    pub(super) environments: Queue<environment::Request>,
+    pub(super) environments: Queue<environment::VariablesRequest>,
 }
 
 impl Channels {

@@ -24,7 +24,7 @@ use crate::{
 /// The channels to the tasks of this module and between them. ([`Listeners`] has the channels from the writer.)
 pub(super) struct FlowChannels {
     pub(super) events: mpsc::Receiver<SourceEvent>,
-    pub(super) environments: mpsc::Receiver<environment::Request>,
+    pub(super) environments: mpsc::Receiver<environment::VariablesRequest>,
     pub(super) addresses: watch::Receiver<NodeAddresses>,
     pub(super) stale_udp: mpsc::UnboundedReceiver<StaleFrontends>,
     pub(super) counters: Latest<BTreeSet<u32>>,

@@ -48,12 +48,12 @@ impl World {
         Self { tracker, names: everyone(true), from, forward, reply }
     }
 
-    /// An event about a flow whose last packet came at the same time.
+    /// Passes an event to the tracker; the flow's last packet came at the time of the event.
     fn event(&mut self, kind: FlowEventKind, time: u64) {
         self.late_event(kind, time, time);
     }
 
-    /// An event about a flow whose last packet came at `last_seen`.
+    /// Passes an event to the tracker; the flow's last packet came at `last_seen`.
     fn late_event(&mut self, kind: FlowEventKind, time: u64, last_seen: u64) {
         let event = FlowEvent {
             time,
@@ -189,7 +189,7 @@ fn eviction_by_a_program_has_exact_counts() {
     world.send(40, 40, 11 * SECOND);
     world.event(FlowEventKind::Evicted, 12 * SECOND);
     assert_eq!(world.ends(), [(Some(EndReason::Evicted), 2, 100, 2, 100)]);
-    // The connection was closed before it was evicted, so the reason is the close.
+    // A connection that is closed before it is evicted has the end reason `Closed`.
     world.event(FlowEventKind::Begun, 13 * SECOND);
     world.close();
     world.event(FlowEventKind::Closed, 14 * SECOND);
@@ -223,7 +223,7 @@ fn pass_before_the_events_changes_nothing() {
     world.send(60, 60, 10 * SECOND);
     world.pass(10 * SECOND);
     world.event(FlowEventKind::Begun, 10 * SECOND);
-    // No line: the event, which arrives after the pass, has the same counters as the pass.
+    // No line: the event is about the connection that the pass has already found.
     assert_eq!(world.lines(), []);
     let mut world = World::new();
     world.event(FlowEventKind::Begun, 10 * SECOND);
@@ -234,7 +234,7 @@ fn pass_before_the_events_changes_nothing() {
         flow.continue_counters(&earlier);
         flow.count_packet(1);
     }
-    // The pass shows the next connection of this tuple before the event about the end of the earlier one is read.
+    // The pass finds the next connection of this tuple before the tracker gets the event about the earlier one's end.
     world.pass(11 * SECOND);
     let next = (world.forward, world.reply);
     (world.forward, world.reply) = (forward, reply);
@@ -284,7 +284,8 @@ fn flow_that_two_passes_miss_was_deleted() {
     assert_eq!(world.ends(), [(Some(EndReason::Deleted), 1, 60, 1, 60)]);
 }
 
-/// The entries of an expired flow stay until GC or a program deletes them.
+/// The entries of an expired flow stay until GC or a program deletes them. If a program replaces or evicts such a flow,
+/// its end reason is still `Expired`.
 #[test]
 fn flow_that_had_expired_is_not_replaced_or_evicted() {
     for (kind, reason) in
@@ -310,7 +311,7 @@ fn connection_older_than_the_log_counts_from_its_start() {
     world.event(FlowEventKind::Evicted, 12 * SECOND);
     let lines = world.lines();
     assert_eq!((lines[0].start, lines[0].reason(), lines[0].total.bytes_sent), (None, None, 60));
-    // A connection that is over when the log starts was logged by the earlier agent.
+    // A connection that is over when the log starts has no line, because the earlier agent has logged it.
     let mut world = World::new();
     world.tracker = Tracker::new(1_000_000);
     world.close();
@@ -323,7 +324,7 @@ fn connection_older_than_the_log_counts_from_its_start() {
 fn connection_that_begins_and_ends_during_the_first_pass_has_a_line() {
     let mut world = World::new();
     world.tracker = Tracker::new(1_000_000);
-    // The pass shows the connection before the events about it are read.
+    // The pass finds the connection before the tracker gets the events about it.
     let begun = (world.forward, world.reply);
     world.send(60, 60, 10 * SECOND);
     world.close();

@@ -1,4 +1,5 @@
-//! The work of the elected agent: it watches pools, Services, namespaces and Nodes, and writes the addresses of Services.
+//! The work of the elected agent: it watches pools, Services, namespaces and Nodes, and writes the addresses of
+//! Services.
 
 use std::{
     collections::BTreeMap,
@@ -97,8 +98,8 @@ async fn changed(term: &mut watch::Receiver<Option<Term>>) {
     }
 }
 
-/// How long the pools must stay unchanged before Services lose addresses: if an administrator replaces pools, the agent
-/// receives the changes one by one.
+/// How long the pools must stay unchanged before Services lose addresses. If an administrator replaces pools, the agent
+/// receives the changes one by one, and in between an address may be in no pool.
 const QUIET: Duration = Duration::from_secs(5);
 
 struct Leader<'a> {
@@ -114,7 +115,7 @@ struct Leader<'a> {
     /// The watch of Services; `None` until there is a pool.
     services: Option<Watch<AnyService>>,
     namespaces: Option<Watch<Namespace>>,
-    /// The watch of Nodes, because no pool may overlap the networks of their pods.
+    /// The watch of Nodes, which name the networks of their pods; no pool may overlap these networks.
     nodes: Option<Watch<NodeOfPods>>,
     /// The networks of the pods of each Node.
     pod_networks: BTreeMap<ObjectName, Vec<IpNet>>,
@@ -207,7 +208,8 @@ impl<'a> Leader<'a> {
         self.controller.set_reserved(reserved);
     }
 
-    /// Begins to watch Services, namespaces and Nodes once there is a pool. Clusters without pools need no such watches.
+    /// Begins to watch Services, namespaces and Nodes once there is a pool. Clusters without pools need no such
+    /// watches.
     fn watch_services(&mut self) {
         if self.services.is_none() && self.controller.has_pools() {
             let beginning = SystemTime::UNIX_EPOCH;

@@ -22,7 +22,7 @@ use super::{
 /// Settings of the load balancer controller.
 #[derive(Clone, Debug)]
 pub struct AddressOptions {
-    /// Name of this node, which the Lease shows as its holder.
+    /// Name of this node. The Lease names its holder by an identity that begins with the node's name.
     pub node_name: String,
     /// The `loadBalancerClass` of the Services that get addresses; `None` for Services without a class.
     pub class: Option<String>,
@@ -54,9 +54,9 @@ struct Term {
     end: Instant,
 }
 
-/// Takes part in the election and assigns addresses while this agent leads, forever. `service_cidrs` are the ranges of
-/// cluster IPs that the API server names; no pool may overlap them. When `stop` becomes true, this agent releases the
-/// Lease and drops the receiver.
+/// Takes part in the election, and assigns addresses while this agent leads. Runs forever. `service_cidrs` are the
+/// ranges of cluster IPs that the API server names; no pool may overlap them. When `stop` becomes true, this agent
+/// releases the Lease, then drops `stop`.
 ///
 /// # Errors
 ///
@@ -77,7 +77,7 @@ pub async fn run(
     tokio::try_join!(async { Ok(election.await) }, office).map(|_| ())
 }
 
-/// Changes the report; wakes receivers only if it differs afterwards.
+/// Applies `change` to the report; wakes receivers only if the report differs afterwards.
 fn update(report: &watch::Sender<AddressReport>, change: impl FnOnce(&mut AddressReport)) {
     report.send_if_modified(|known| {
         let mut now = known.clone();

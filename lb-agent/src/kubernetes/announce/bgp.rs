@@ -115,7 +115,8 @@ impl Follower {
         }
     }
 
-    /// Whether all objects have been read. Stays false while the CRD of a kind is missing.
+    /// Whether the API server has sent a complete list of each kind. False as long as it has never had the CRD of a
+    /// kind.
     fn is_listed(&self) -> bool {
         self.pools.is_listed()
             && self.node.is_listed()

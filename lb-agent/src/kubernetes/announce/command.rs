@@ -1,5 +1,5 @@
 //! `lb-agent announce voters`: lists the nodes that vote on announcements, as the API server has them. With
-//! `--replace`, it removes all voters, unless a majority of them has Nodes.
+//! `--replace`, it removes all voters, unless the API server has Node objects for a majority of them.
 
 use std::collections::BTreeSet;
 
@@ -58,12 +58,12 @@ impl VotersObject {
         Ok(Self { config_maps, version: object.metadata.resource_version, voters, nodes })
     }
 
-    /// Removes all voters. An agent of a Node that exists then writes itself as the first new voter.
+    /// Removes all voters. Then an agent whose Node exists writes that Node as the first new voter.
     ///
     /// # Errors
     ///
-    /// A majority of the voters has Nodes, the voters have the last possible generation, or the API server refuses the
-    /// change.
+    /// The API server has Node objects for a majority of the voters, the voters have the last possible generation, or
+    /// the API server refuses the change.
     pub async fn replace(self) -> anyhow::Result<()> {
         if self.voters.lost(|name| self.nodes.contains(name)).is_empty() {
             bail!(

@@ -132,7 +132,7 @@ impl Read for VotersObject {
 impl Kind for VotersObject {
     const NAME: &str = "ConfigMap";
     const NAMESPACED: bool = true;
-    /// The content of the ConfigMap; `None` if there is none.
+    /// The content and version of the ConfigMap; `None` if it was deleted.
     type Change = Option<Found>;
 
     fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {

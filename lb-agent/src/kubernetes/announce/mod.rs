@@ -50,7 +50,7 @@ use super::{
     watch::{Watch, at, next, publish, replace},
 };
 
-/// Name of the ConfigMap with the voters.
+/// Name of the ConfigMap with the voters: the nodes that vote on announcements.
 pub(crate) const VOTERS: &str = "lb-agent-announce";
 /// Time limit of a write of the voters, and the pause after each write.
 const REQUEST: Duration = Duration::from_secs(3);
@@ -109,7 +109,7 @@ struct Follower {
     found: Option<Found>,
     /// Whether the ConfigMap of voters was missing or unreadable when it last changed.
     is_vacant: bool,
-    /// The sentence that reports that the voters have lost their majority; `None` while they have one.
+    /// The sentence that reports that the voters whose Nodes exist are no majority; `None` while they are one.
     lost: Option<String>,
     /// The time before which the task writes no voters, with the error of the last write if it failed; `None` if the
     /// task may write at once.
@@ -211,7 +211,8 @@ impl Follower {
         if heard.generation > read.generation { heard } else { read }
     }
 
-    /// Checks whether the voters have lost their majority, and emits an Event when they lose it.
+    /// Checks whether the voters whose Nodes exist are still a majority of the voters. When they cease to be one, logs
+    /// a warning and emits an Event.
     fn note_lost(&mut self) {
         let nodes = &self.cluster.nodes;
         let known = self.known();
@@ -252,7 +253,7 @@ impl Follower {
             voters.as_ref().and_then(Watch::failure),
         ];
         let missing = self.missing_crds.update(&[Crd::of(advertisements), Crd::of(pools)]);
-        // The problems of pools are left out, because the controller reports them.
+        // Leaves out the problems of pools, because the load balancer controller reports them.
         let problems = advertisements.problems().chain(voters.iter().flat_map(Watch::problems));
         let problems = problems.chain(self.again.iter().filter_map(|(_, why)| why.as_deref()));
         let problems = problems.chain(self.lost.as_deref()).chain(missing.as_deref());
@@ -288,8 +289,8 @@ impl Follower {
         self.pause(Some(format!("cannot write the ConfigMap {}/{VOTERS}: {why}; {hint}", self.namespace)));
     }
 
-    /// Blocks writes of voters for [`AGAIN`], so that the watch can deliver the written ConfigMap first. `why` is the
-    /// error of a failed write.
+    /// Postpones the next write of the list of voters by [`AGAIN`], so that the watch first delivers the ConfigMap as
+    /// it is now. `why` is the error if the last write has failed.
     fn pause(&mut self, why: Option<String>) {
         self.again = Some((Instant::now() + AGAIN, why));
     }
@@ -298,8 +299,9 @@ impl Follower {
     ///
     /// - The voters that this node knows, in a new generation, if the API server has none, older ones, or other ones of
     ///   the same generation.
-    /// - This node alone, if there are no voters and this node has a Node.
-    /// - The announcer's proposal, if its generation is the next one after that in the API server.
+    /// - This node alone, if neither this node nor the API server knows voters, and the Node object of this node
+    ///   exists.
+    /// - The announcer's proposal, if its generation directly follows the generation in the API server.
     fn due(&self) -> Option<Voters> {
         let can_write = self.voters.as_ref().is_some_and(Watch::is_listed) && self.again.is_none();
         let known = Some(self.known()).filter(|_| can_write)?;

@@ -41,7 +41,7 @@ impl Passwords {
         Self { client, secrets: BTreeMap::new(), again: None }
     }
 
-    /// When the Secrets are to be read again; `None` without any.
+    /// When the Secrets are to be read again; `None` if no peer names a Secret.
     pub(super) const fn due(&self) -> Option<Instant> {
         self.again
     }

@@ -175,7 +175,7 @@ spec:
     for service in ["dns-tcp", "dns-udp"] {
         assert_eq!(folder.addresses(service), ["1.2.3.4"], "{service}");
     }
-    // A third Service has a port that one of the two has.
+    // A third Service requests the shared address with the same protocol and port as `dns-tcp`.
     folder.write(&[("dns-two.yaml", &dns("dns-two", "TCP"))]);
     let problems = folder.problems();
     assert!(

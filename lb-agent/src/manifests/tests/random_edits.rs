@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::{Content, Edit, Folder, edit, service_at, slice};
 
-/// A random document out of few possible ones, so that conflicts are frequent: mostly EndpointSlices, and Services that
-/// request one of three addresses.
+/// A random document out of few possible ones, so that conflicts are frequent: mostly a Service that requests one of
+/// three addresses, or an EndpointSlice.
 fn document() -> impl Strategy<Value = String> {
     let name = prop::sample::select(vec!["a", "b", "c"]);
     prop_oneof![

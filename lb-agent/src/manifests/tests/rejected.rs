@@ -177,7 +177,10 @@ fn ports_of_a_service_are_checked() {
         spec("{ports: [{port: 80, protocol: tcp}]}"),
         ["spec.ports[0].protocol: Unsupported value: \"tcp\": supported values: \"SCTP\", \"TCP\", \"UDP\""]
     );
-    assert_eq!(spec("{ports: [{port: 1}, {port: 2, name: b}]}"), ["spec.ports[0].name: Required value"]);
+    assert_eq!(
+        spec("{ports: [{port: 1}, {port: 2, name: b}]}"),
+        ["spec.ports[0].name: Required value: each of several ports needs a name"]
+    );
     assert_eq!(
         spec("{ports: [{port: 1, name: a}, {port: 2, name: a}]}"),
         ["spec.ports[1].name: Duplicate value: \"a\""]
@@ -279,13 +282,17 @@ fn addresses_of_a_service_are_checked() {
         spec("{type: NodePort, clusterIP: None, ports: [{port: 80}]}"),
         ["spec.clusterIP: Invalid value: \"None\": may not be set to 'None' for NodePort services"]
     );
-    assert_eq!(
-        spec("{loadBalancerSourceRanges: [10.0.0.0/33], type: LoadBalancer, ports: [{port: 80}]}"),
-        [
-            "spec.loadBalancerSourceRanges[0]: Invalid value: \"10.0.0.0/33\": must be a valid CIDR value, (e.g. \
-          10.9.8.0/24 or 2001:db8::/64)"
-        ]
-    );
+    for range in ["10.0.0.0/33", "10.0.0.0/+8"] {
+        assert_eq!(
+            spec(&format!(
+                "{{loadBalancerSourceRanges: [{range}], type: LoadBalancer, ports: [{{port: 80}}]}}"
+            )),
+            [format!(
+                "spec.loadBalancerSourceRanges[0]: Invalid value: \"{range}\": must be a valid CIDR value, (e.g. \
+                 10.9.8.0/24 or 2001:db8::/64)"
+            )]
+        );
+    }
 }
 
 #[test]

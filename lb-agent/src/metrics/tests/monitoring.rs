@@ -33,12 +33,12 @@ fn expressions() -> Vec<String> {
     expressions
 }
 
-/// The words of an expression that may be names: of metrics, functions or labels.
+/// The words of an expression. Each may be the name of a metric, a function or a label.
 fn words(expression: &str) -> impl Iterator<Item = &str> {
     expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).filter(|word| !word.is_empty())
 }
 
-/// The metric with this name, which may have a suffix that histograms add.
+/// The metric with this name. The name may also be that of a histogram, followed by a suffix that histograms add.
 fn find<'a>(metrics: &'a BTreeMap<String, Described>, name: &str) -> Option<&'a Described> {
     let histogram = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix));
     let histogram = histogram.and_then(|name| metrics.get(name)).filter(|metric| metric.kind == "histogram");
