@@ -1,6 +1,7 @@
-//! Fuzzes the manifest reader: for any text in one file of the folder, nothing panics, the objects of other files stay,
-//! the objects of a file that cannot be read stay unless the text may name them, and mending the file restores its
-//! objects. After the plan for these objects is applied, the next plan is empty.
+//! Fuzzes the manifest reader: for any new text of one file in the folder, nothing panics, and the objects of other
+//! files stay. If the text cannot be read, the objects that the file had before stay as well, unless the text may
+//! contain their names. Writing the old text again restores the file's objects. After the plan for these objects is
+//! applied, the next plan is empty.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -31,8 +32,8 @@ fuzz_target!(|text: &str| {
 
     folder.write((BASE.0, text));
     assert!(folder.holds(&good), "the other file has not changed");
-    // A text that names an object (perhaps with an escape) may rightly replace that object, even with one that the
-    // agent does not serve.
+    // A text that contains the name of an object (perhaps with an escape) may rightly replace that object, even with
+    // one that the agent does not serve.
     let may_name = text.contains("web") || text.contains('\\');
     if folder.has_unreadable_document() && !may_name {
         assert!(base.0.keys().all(|name| folder.services.contains_key(name)), "{:?}", folder.update);

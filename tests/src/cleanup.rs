@@ -188,8 +188,8 @@ pub fn remove_stale() -> Result<()> {
     let Ok(groups) = cgroup::own_group() else { return Ok(()) };
     for name in names_in(&groups).filter(|name| is_stale(name)) {
         let path = groups.join(name);
-        // Kills the processes in the cgroup whose namespace has lost its name: the loop over namespaces above has not
-        // found them.
+        // Kills the processes that are left in the cgroup: the loop over namespaces above has missed those whose
+        // namespace has lost its name.
         for pid in cgroup::members(&path) {
             kill_now(pid).with_context(|| format!("ending process {pid} in {}", path.display()))?;
         }

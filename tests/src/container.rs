@@ -81,8 +81,9 @@ impl Container {
         Ok(unshare.into_iter().chain(setpriv(&self.capabilities())).collect())
     }
 
-    /// A command that runs `starter`, such as [`setpriv`], with the appended arguments in the mounts and in the working
-    /// directory of the container whose first process is `pid`, as `kubectl exec` does. `netns` is the node's.
+    /// A command that runs `starter`, such as [`setpriv`], with the arguments that the caller appends. It runs in the
+    /// mounts and the working directory of the container whose first process is `pid`, as with `kubectl exec`. `netns`
+    /// is the node's.
     pub fn exec(&self, netns: &Netns, pid: u32, starter: &[String]) -> Command {
         let dir = self.spec()["workingDir"].as_str().unwrap_or("/");
         let mut command = netns.command("nsenter");
@@ -91,7 +92,8 @@ impl Container {
         command
     }
 
-    /// A shell script that turns its mount namespace into that of the container, and then runs its arguments.
+    /// A shell script that turns its mount namespace into that of the container, and then runs its arguments. (If another
+    /// test removes the folder of a mount point, the kernel unmounts it in every namespace.)
     fn mounts(&self, volumes: &[(&str, PathBuf)]) -> Result<String> {
         if self.spec()["securityContext"]["readOnlyRootFilesystem"] != true {
             bail!("the root file system is writable");
@@ -131,7 +133,7 @@ impl Container {
              for point in $(cut -d ' ' -f 5 /proc/self/mountinfo); do\n\
                case $point in\n\
                  /proc|/dev|/dev/*|/run/*) ;;\n\
-                 *) mount -o remount,bind,ro $point ;;\n\
+                 *) mount -o remount,bind,ro $point || if mountpoint -q $point; then exit 1; fi ;;\n\
                esac\n\
              done\n\
              {filled}\

@@ -28,6 +28,15 @@ impl Answer {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
+    /// The value of a metric in this page of metrics; `name` includes the labels. `None` if the page lacks the metric.
+    ///
+    /// # Panics
+    /// The value is no natural number.
+    pub fn metric(&self, name: &str) -> Option<u64> {
+        let value = self.body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+        Some(value.parse().unwrap_or_else(|error| panic!("{name} {value}: {error}")))
+    }
+
     fn parse(text: &str) -> Option<Self> {
         let (head, body) = text.split_once("\r\n\r\n")?;
         let mut lines = head.lines();

@@ -10,7 +10,8 @@ use crate::{
     sniffer::{Asker, Sniffer},
 };
 
-/// The bridge, as the sender of ARP requests and neighbour solicitations; no other machine has these addresses.
+/// The bridge, as the sender of ARP requests and neighbour solicitations. No other machine has this MAC address, and no
+/// machine is configured with these IP addresses.
 const BRIDGE: Asker = Asker {
     mac: [2, 0, 0, 0, 0, 0xfa],
     v4: Ipv4Addr::new(192, 0, 2, 250),
@@ -39,7 +40,7 @@ impl Lan {
         Ok(Self { bridge })
     }
 
-    /// Starts to record which machines claim these addresses, and to ask for them, see [`Sniffer`].
+    /// Starts a [`Sniffer`], which asks by ARP and NDP who has these addresses, and records which machines claim them.
     pub fn watch(&self, addresses: &[IpAddr]) -> Result<Sniffer> {
         Sniffer::start(&self.bridge, "br0", &BRIDGE, addresses)
     }

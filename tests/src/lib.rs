@@ -43,7 +43,11 @@ pub mod traffic;
 pub mod transfers;
 pub mod virtio;
 
-use std::{thread::sleep, time::Duration};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread::sleep,
+    time::Duration,
+};
 
 use self::stopwatch::Stopwatch;
 
@@ -72,5 +76,15 @@ pub fn wait_for<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Opt
             return None;
         }
         sleep(Duration::from_millis(5));
+    }
+}
+
+/// Sets a flag when it is dropped, so that threads of a scope that run until the flag is set end even if the test fails.
+#[derive(Debug)]
+pub struct StopOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }

@@ -1,7 +1,7 @@
 //! The content of large transfers: a fixed pseudo-random stream that both ends can compute.
 //!
 //! A comparison is stricter than a checksum and locates the first wrong byte. The period is a prime and longer than any
-//! segment, so the bytes after a lost or duplicated segment differ.
+//! segment, so after a lost or duplicated segment, the bytes differ from those that the receiver expects.
 
 use std::sync::OnceLock;
 

@@ -88,7 +88,7 @@ fn open_device(name: &str, layer: Layer) -> io::Result<File> {
         *to = from.cast_signed();
     }
     request.ifr_ifru.ifru_flags = i16::try_from(mode | libc::IFF_NO_PI).map_err(io::Error::other)?;
-    // SAFETY: `file` is /dev/net/tun and `request` an `ifreq` with a name that ends in 0 and with flags.
+    // SAFETY: `file` is /dev/net/tun and `request` an `ifreq` with a NUL-terminated name and with flags.
     unsafe { set_interface(file.as_raw_fd(), &raw const request) }?;
     Ok(file)
 }

@@ -33,8 +33,8 @@ use crate::{
 
 /// Load balancer addresses that the router spreads over the nodes, IPv4 first.
 pub const FAR: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
-/// Load balancer addresses that one node answers for at layer 2, IPv4 first. MetalLB's hash ranks the nodes in the same
-/// order for both, so they move together.
+/// Load balancer addresses that one node answers for at layer 2, IPv4 first. The agents rank the nodes by MetalLB's
+/// hash, which gives the same order for both addresses, so both move to another node together.
 pub const NEAR: [&str; 2] = ["172.18.0.100", "fd00:172:18::6f"];
 /// Numbers of the nodes.
 pub const NODES: [u8; 3] = [1, 2, 3];

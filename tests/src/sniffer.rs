@@ -1,8 +1,8 @@
 //! Records which machines claim an IP address on a bridge, and asks for the address all the time.
 //!
-//! A claim is a frame that makes other machines send the packets of an address to a MAC address: an ARP packet from the
-//! address, or a neighbour advertisement for it. The kernel stamps each frame with the time at which it arrived, so the
-//! times do not depend on when a thread of the test runs.
+//! A claim is a frame that makes other machines send packets for an IP address to a MAC address: an ARP packet from the
+//! IP address, or a neighbour advertisement for it. The kernel stamps each frame with the time at which it arrived, so
+//! the times do not depend on when a thread of the test runs.
 
 use std::{
     io::{self, IoSliceMut},
@@ -88,7 +88,8 @@ pub struct Turn {
     pub last: Duration,
 }
 
-/// Groups consecutive claims with the same MAC address. All `claims` are of one address, in the order of their times.
+/// Groups consecutive claims with the same MAC address. All `claims` are for one IP address, in the order of their
+/// times.
 pub fn turns(claims: &[Claim]) -> Vec<Turn> {
     let same = claims.chunk_by(|one, next| one.mac == next.mac);
     same.map(|claims| {
@@ -201,7 +202,7 @@ fn open_socket() -> io::Result<OwnedFd> {
 
 /// Makes the kernel drop frames that [`parse`] would ignore, so that other traffic does not fill the socket's buffer.
 fn keep_claims_only(fd: &OwnedFd) -> io::Result<()> {
-    // Opcodes of classic BPF: load 2 bytes, load 1 byte, skip instructions unless equal, return.
+    // Opcodes of classic BPF: load 2 bytes, load 1 byte, skip `jt` instructions if equal and `jf` if not, return.
     let [half, byte, equal, give] = [0x28, 0x30, 0x15, 0x06];
     let step = |code, k: u32, jt, jf| libc::sock_filter { code, jt, jf, k };
     let word = |ether_type| u32::from(u16::from_be_bytes(ether_type));
@@ -311,7 +312,7 @@ impl Asker {
 
     fn solicitation(&self, target: Ipv6Addr) -> Vec<u8> {
         let [.., x, y, z] = target.octets();
-        // The solicited-node group of the target, and its MAC address.
+        // The solicited-node multicast address of the target (RFC 4291 §2.7.1).
         let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(x), u16::from_be_bytes([y, z]));
         // The option "source link-layer address".
         let rest = [&target.octets()[..], &[1, 1], &self.mac].concat();

@@ -64,8 +64,10 @@ fn retransmissions(stream: &TcpStream) -> io::Result<u32> {
     Ok(info.tcpi_total_retrans)
 }
 
-/// Number of TCP sockets in a namespace that were closed before the peer closed, and are not in TIME-WAIT yet.
-pub fn closing_connections(netns: &Netns) -> io::Result<usize> {
+/// Number of TCP sockets in a namespace that were closed before the peer closed, and are not in TIME-WAIT yet, or whose
+/// inode is among `closed`: a child that another thread has forked still holds a copy of these until it executes its
+/// program.
+pub fn closing_connections(netns: &Netns, closed: &[u64]) -> io::Result<usize> {
     /// States `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2` and `TCP_CLOSING` (include/net/tcp_states.h), as `/proc/net/tcp` shows
     /// them.
     const CLOSING: [&str; 3] = ["04", "05", "0B"];
@@ -76,9 +78,18 @@ pub fn closing_connections(netns: &Netns) -> io::Result<usize> {
             .collect()
     });
     let tables: Vec<String> = tables?;
-    let states =
-        tables.iter().flat_map(|table| table.lines()).filter_map(|line| line.split_whitespace().nth(3));
-    Ok(states.filter(|state| CLOSING.contains(state)).count())
+    let is_closing = |line: &&str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let is_held =
+            fields.get(9).and_then(|inode| inode.parse().ok()).is_some_and(|it| closed.contains(&it));
+        is_held || fields.get(3).is_some_and(|state| CLOSING.contains(state))
+    };
+    Ok(tables.iter().flat_map(|table| table.lines()).filter(is_closing).count())
+}
+
+/// Inode number of a socket, as `/proc/net/tcp` shows it while a process has the socket open.
+pub fn inode(stream: &TcpStream) -> io::Result<u64> {
+    Ok(nix::sys::stat::fstat(stream)?.st_ino)
 }
 
 /// Disconnects a connected UDP socket (connect(2) with `AF_UNSPEC`).

@@ -44,8 +44,8 @@ impl Stopwatch {
 fn stalled() -> Duration {
     let of = |resource| fs::read_to_string(format!("/proc/pressure/{resource}")).ok();
     let total: Duration = RESOURCES.into_iter().filter_map(of).filter_map(|text| some_total(&text)).sum();
-    // These totals are averages over all CPUs. A task waits for one CPU, so it may have waited for up to the sum over
-    // all CPUs.
+    // These totals are averages over all CPUs. If tasks of only one CPU have waited, they have waited for up to the
+    // total times the number of CPUs.
     let cpus = available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(1));
     total * cpus
 }

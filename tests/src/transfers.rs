@@ -21,7 +21,7 @@ use crate::{client::Connection, netns::Netns, pattern, stopwatch::Stopwatch};
 /// Size in bytes of each connection's receive buffer. It is small, so that most bytes that a download has not read yet
 /// are not buffered at the client, but must still cross the network.
 const BUFFER: usize = 16 * 1024;
-/// Number of bytes after which a slow download stops reading until the next [`ROUND`].
+/// Number of bytes after which a slow download stops reading for one [`ROUND`].
 const SLOW_PIECE: usize = 2 * 1024;
 /// Pause between two reads of all connections, while downloads are slow.
 const ROUND: Duration = Duration::from_millis(100);
@@ -109,7 +109,7 @@ impl Transfers {
     }
 
     /// Makes all downloads receive the rest as fast as possible. Waits until all have ended, except those for which
-    /// `is_lost` is true, or until none of them has received a byte for `limit`. Then closes the connections and
+    /// `is_lost` is true, or until no download has received a byte for `limit`. Then closes the connections and
     /// returns the final states.
     pub fn finish(self, limit: Duration, is_lost: impl Fn(&Download) -> bool) -> Vec<Download> {
         self.shared.hurry.store(true, Ordering::Relaxed);
@@ -157,8 +157,8 @@ impl Reader {
         Ok(reader)
     }
 
-    /// Reads until at least `limit` bytes have arrived, the socket has no more for now, or the download has ended;
-    /// returns how many bytes arrived.
+    /// Reads until at least `limit` bytes have arrived, the socket has no more bytes for now, or the download has
+    /// ended; returns how many bytes arrived.
     fn read(&mut self, buffer: &mut [u8], limit: u64) -> u64 {
         let before = self.download.received;
         while self.download.end.is_none() && self.download.received - before < limit {

@@ -321,7 +321,8 @@ fn changing_udp_backends_never_delay_expiry() {
     bed.add_flow_that(40_001, seen::RST, Tick(Conntrack::now().0 - idle_ticks));
     let flows = || bed.json(&["conntrack", "list"]).as_array().unwrap().len();
     assert_eq!(flows(), 2);
-    // A UDP backend changes every second, more often than the agent's GC runs.
+    // Each change of a UDP backend wakes the agent's GC task. These changes come every second, more often than GC runs,
+    // and must not delay it.
     let mut others = ["198.51.100.3", "198.51.100.2"].into_iter().cycle();
     let expired = wait_for(LIMIT, || {
         let web = WEB.replace("198.51.100.2", others.next().unwrap());
@@ -349,6 +350,9 @@ fn status_works_with_and_without_the_agent() {
     };
     assert_eq!(map("SERVICES")["entries"], 2);
     assert!(status["outcomes"].as_array().unwrap().iter().any(|outcome| outcome["outcome"] == "new_flow"));
+    let page = bed.text(&["status"]);
+    let fits = page.lines().count() <= 40 && page.lines().all(|line| line.chars().count() <= 120);
+    assert!(fits, "more than one screen:\n{page}");
 
     assert!(agent.terminate().unwrap().success());
     let status = bed.json(&["status"]);

@@ -61,7 +61,8 @@ pub(crate) fn with_agent<'a>(command: &'a mut Command, agent: &Path) -> &'a mut 
 }
 
 /// Builds the agent for debugging, and one with another map layout, `target/next-layout/lb-agent`, for tests of
-/// upgrades and downgrades. Cargo writes both to the same place, so this builds the latter first, and copies it.
+/// upgrades and downgrades. Cargo writes both to the same place, so this builds the one with the other layout first,
+/// and copies it.
 pub(crate) fn build_debug_agents() -> anyhow::Result<()> {
     run(cargo(["build", "--package", "lb-agent", "--features", "next-layout"]))?;
     let (built, kept) = (Profile::Debug.path()?, target_dir()?.join("next-layout/lb-agent"));

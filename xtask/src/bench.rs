@@ -55,7 +55,7 @@ impl Bench {
         }
     }
 
-    /// Runs the benchmark of this agent; fails if a target is missed.
+    /// Runs the benchmark of this agent; fails if the agent misses a performance target.
     fn run(self, args: &[OsString], agent: &Path) -> anyhow::Result<()> {
         let (_, target) = self.names();
         let mut command = cargo(["bench", "--package", "lb-tests", "--bench", target, "--"]);
@@ -74,7 +74,7 @@ impl Bench {
     }
 }
 
-/// Runs one benchmark of this agent, or all; fails if a target is missed.
+/// Runs one benchmark of this agent, or all; fails if the agent misses a performance target.
 pub(crate) fn run(args: &Args, agent: &Path) -> anyhow::Result<()> {
     ensure!(is_root()?, "the benchmarks load BPF programs and make network namespaces: run them as root");
     match args.bench {

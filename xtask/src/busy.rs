@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-/// Runs `task` beside one thread per CPU that never sleeps.
+/// Runs `task` while one thread for each CPU spins without a pause.
 ///
 /// # Errors
 ///

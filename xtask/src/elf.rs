@@ -23,8 +23,8 @@ pub(crate) fn names(program: &[u8]) -> anyhow::Result<Vec<&str>> {
     Ok(strings.split(|&byte| byte == 0).filter_map(|name| str::from_utf8(name).ok()).collect())
 }
 
-/// The names of the shared libraries that a program, or a library, needs, such as `libc.so.6`; those of a library
-/// include its own.
+/// The names of the shared libraries that a program, or a library, needs, such as `libc.so.6`. For a library, the
+/// result also contains the library's own name.
 pub(crate) fn needed(program: &[u8]) -> anyhow::Result<BTreeSet<String>> {
     Ok(names(program)?.into_iter().filter(|name| name.contains(".so.")).map(str::to_owned).collect())
 }
@@ -45,7 +45,7 @@ fn parse(text: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Copies a program of this machine without debugging information, which is the largest part of a test binary.
+/// Copies a program of this machine, except for its debugging information: that is the largest part of a test binary.
 pub(crate) fn strip(program: &Path, to: &Path) -> anyhow::Result<()> {
     strip_with("strip", program, to)
 }

@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, bail};
 use comfy_table::{Table, presets::NOTHING};
 
+use crate::agent::target_dir;
 use crate::process;
 use crate::setup;
 
@@ -46,7 +47,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut table = Table::new();
     table.load_preset(NOTHING);
     table.set_header(["target", "seed", "executions", "coverage", "corpus"]);
-    let (binaries, results) = (root.join("target/debug"), root.join("target/fuzz"));
+    let (binaries, results) = (target_dir()?.join("debug"), root.join("target/fuzz"));
     for target in TARGETS.iter().filter(|target| args.target.as_ref().is_none_or(|given| given == *target)) {
         table.add_row(fuzz(target, &binaries.join(target), &results, args)?.row(target));
     }

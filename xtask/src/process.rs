@@ -18,8 +18,8 @@ pub(crate) fn run(mut command: Command) -> anyhow::Result<()> {
 }
 
 /// The cargo that runs xtask, in the root of the workspace. It does not inherit the variables that describe xtask: the
-/// build script of `ring` reads them, so each change between a shell and xtask would compile `ring` and the agent
-/// again.
+/// build script of `ring` reads them, so a build by xtask after one from a shell, or the reverse, would compile `ring`
+/// and the agent again.
 pub(crate) fn cargo<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(ebpf_build::workspace_root()).args(args);

@@ -24,7 +24,7 @@ pub(crate) fn empty_folder(name: &str) -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Writes the agent to the folder without debug information, which is most of its size; returns the path.
+/// Writes the agent, without its debug information (most of its size), to the folder; returns the path.
 pub(crate) fn stripped(agent: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
     let stripped = folder.join("lb-agent");
     elf::strip(agent, &stripped)?;

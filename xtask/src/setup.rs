@@ -97,6 +97,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
         eprintln!("setup: downloaded {AXE}");
     }
     match (packages.is_empty(), build_linker) {
+        (true, false) if fetch_axe => {}
         (true, false) => eprintln!("setup: nothing was missing"),
         (true, true) => eprintln!("setup: installed bpf-linker"),
         (false, false) => eprintln!("setup: installed {}", packages.join(" ")),

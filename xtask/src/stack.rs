@@ -11,14 +11,14 @@ pub(crate) const LIMIT: u32 = 512;
 const FRAME_UNIT: u32 = 32;
 
 /// Section and offset of a function.
-type Place = (usize, u64);
+type Position = (usize, u64);
 
 /// A function of the BPF object: the size of its stack frame, and the functions that it calls.
 #[derive(Debug, Default)]
 struct Function {
     name: String,
     frame: u32,
-    calls: Vec<Place>,
+    calls: Vec<Position>,
 }
 
 /// The chain of calls that takes the most stack.
@@ -35,23 +35,24 @@ pub(crate) fn deepest(file: &object::File<'_>) -> anyhow::Result<Option<Chain>> 
     Ok(deepest_of(&functions(file)?))
 }
 
-fn deepest_of(functions: &BTreeMap<Place, Function>) -> Option<Chain> {
+fn deepest_of(functions: &BTreeMap<Position, Function>) -> Option<Chain> {
     let mut known = BTreeMap::new();
-    let chains = functions.keys().map(|place| chain_from(functions, *place, &mut known)).collect::<Vec<_>>();
+    let chains =
+        functions.keys().map(|position| chain_from(functions, *position, &mut known)).collect::<Vec<_>>();
     chains.into_iter().max_by_key(|chain| chain.bytes)
 }
 
 /// The deepest chain that begins with this function. (The verifier refuses recursion.)
 fn chain_from(
-    functions: &BTreeMap<Place, Function>,
-    place: Place,
-    known: &mut BTreeMap<Place, Chain>,
+    functions: &BTreeMap<Position, Function>,
+    position: Position,
+    known: &mut BTreeMap<Position, Chain>,
 ) -> Chain {
-    if let Some(chain) = known.get(&place) {
+    if let Some(chain) = known.get(&position) {
         return chain.clone();
     }
     let nothing = Chain { bytes: 0, functions: Vec::new() };
-    let Some(function) = functions.get(&place) else { return nothing };
+    let Some(function) = functions.get(&position) else { return nothing };
     let called = function.calls.iter().map(|called| chain_from(functions, *called, known));
     let rest = called.max_by_key(|chain| chain.bytes).unwrap_or(nothing);
     let mut chain = Chain {
@@ -59,11 +60,11 @@ fn chain_from(
         functions: vec![format!("{} ({})", function.name, function.frame)],
     };
     chain.functions.extend(rest.functions);
-    known.insert(place, chain.clone());
+    known.insert(position, chain.clone());
     chain
 }
 
-fn functions(file: &object::File<'_>) -> anyhow::Result<BTreeMap<Place, Function>> {
+fn functions(file: &object::File<'_>) -> anyhow::Result<BTreeMap<Position, Function>> {
     let mut functions = BTreeMap::new();
     for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text) {
         let Some(index) = symbol.section_index() else { continue };
@@ -89,7 +90,7 @@ fn targets(
     file: &object::File<'_>,
     section: &object::Section<'_, '_>,
     range: std::ops::Range<u64>,
-) -> anyhow::Result<BTreeMap<u64, (Place, bool)>> {
+) -> anyhow::Result<BTreeMap<u64, (Position, bool)>> {
     let mut targets = BTreeMap::new();
     for (offset, relocation) in section.relocations().filter(|(offset, _)| range.contains(offset)) {
         let RelocationTarget::Symbol(index) = relocation.target() else { continue };
@@ -136,19 +137,19 @@ fn calls(
     code: &[Instruction],
     section: usize,
     start: u64,
-    targets: &BTreeMap<u64, (Place, bool)>,
-) -> Vec<Place> {
+    targets: &BTreeMap<u64, (Position, bool)>,
+) -> Vec<Position> {
     let mut calls = Vec::new();
     for (at, instruction) in (start..).step_by(8).zip(code) {
         let relative = |from: u64| from.wrapping_add_signed(i64::from(instruction.constant) * 8);
         match (instruction.code, targets.get(&at)) {
             (CALL, None) if instruction.from == CALL_OF_FUNCTION => calls.push((section, relative(at + 8))),
             (CALL, Some(((section, base), true))) => calls.push((*section, relative(base + 8))),
-            (CALL, Some((place, false))) => calls.push(*place),
+            (CALL, Some((position, false))) => calls.push(*position),
             (LOAD_CONSTANT, Some(((section, base), true))) => {
                 calls.push((*section, base.wrapping_add_signed(i64::from(instruction.constant))));
             }
-            (LOAD_CONSTANT, Some((place, false))) => calls.push(*place),
+            (LOAD_CONSTANT, Some((position, false))) => calls.push(*position),
             _ => {}
         }
     }
@@ -186,7 +187,7 @@ fn frame(code: &[Instruction]) -> u32 {
 mod tests {
     use super::*;
 
-    fn function(name: &str, frame: u32, calls: &[Place]) -> Function {
+    fn function(name: &str, frame: u32, calls: &[Position]) -> Function {
         Function { name: name.to_owned(), frame, calls: calls.to_vec() }
     }
 

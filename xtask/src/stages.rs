@@ -17,7 +17,7 @@ struct Stage {
 }
 
 impl Stages {
-    /// Runs a stage and prints its error; [`Self::finish`] fails later. Returns whether the stage passed.
+    /// Runs a stage. If it fails, prints its error, and [`Self::finish`] fails later. Returns whether the stage passed.
     pub(crate) fn run(&mut self, name: &'static str, stage: impl FnOnce() -> anyhow::Result<()>) -> bool {
         eprintln!("\n== {name}");
         let start = Instant::now();

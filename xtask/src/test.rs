@@ -19,7 +19,8 @@ pub(crate) struct Args {
     /// Also run the short list of tests on older kernels, as `cargo xtask vm --share` does
     #[arg(long)]
     vm: bool,
-    /// Run the kernel tests with the release build of the agent, as benchmarks and packages do
+    /// Build the agent in release mode, as for benchmarks and packages, for the tests that need root; by default they
+    /// run a debug build
     #[arg(long)]
     release: bool,
     /// Run the kernel tests twice beside one busy loop for each CPU, as on an overloaded machine
@@ -66,14 +67,14 @@ fn build_agents(profile: Profile) -> anyhow::Result<()> {
     }
 }
 
-/// Runs the tests that need root, with this agent. Each has namespaces, pins and maps of its own; they run two at a
+/// Runs the tests that need root, with this agent. Each has namespaces, pins and maps of its own; they run three at a
 /// time, because most of their time is waiting.
 fn kernel_tests(agent: &Path) -> anyhow::Result<()> {
     ensure!(
         is_root()?,
         "the kernel tests create network namespaces and load BPF programs: run `cargo xtask test` as root"
     );
-    let mut command = cargo(["test", "--package", "lb-tests", "--no-fail-fast", "--", "--test-threads=2"]);
+    let mut command = cargo(["test", "--package", "lb-tests", "--no-fail-fast", "--", "--test-threads=3"]);
     with_agent(&mut command, agent);
     run_command(command)
 }

@@ -54,7 +54,7 @@ enum Fate {
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Guess {
     Any(u32),
-    /// An offset from the number that the real sender would use now.
+    /// An offset from the sequence or acknowledgment number that the sender itself would use now.
     Near(i32),
 }
 
@@ -81,7 +81,7 @@ struct Passed {
 struct World {
     client: Peer,
     server: Peer,
-    /// Segments on their way, oldest first, each with its sender.
+    /// Segments on their way, each with its sender; the one at the front moves next.
     wire: VecDeque<(Side, Segment)>,
     /// The two entries of the flow.
     entries: Option<(Flow, Flow)>,
@@ -94,8 +94,8 @@ struct World {
     /// RST, or a RST that the node takes for an end's own; a late SYN replaced a flow that was over; the node may have
     /// misjudged a SYN-ACK of the server; or the flow expired. Most checks stop then.
     is_mixed: bool,
-    /// Whether a forged segment may have established a flow: the segment's acknowledgement number was plausible, its
-    /// forged sender was the server, or a RST, which may have refused the segment, was lost before the node.
+    /// Whether a forged segment may have established a flow: its acknowledgement number was plausible, it had the
+    /// server's address as its source, or a RST was lost before the node, perhaps the one that refused the segment.
     is_guessed: bool,
     client_is_real: bool,
 }
@@ -183,7 +183,7 @@ impl World {
         match fate {
             Fate::Later => self.wire.push_back((from, segment)),
             Fate::LostBeforeNode => {
-                // The RST may refuse a forged connection, which the node then keeps.
+                // A lost RST may be the one that refuses a forged connection: the node then keeps that connection.
                 self.is_guessed |= segment.flags & RST != 0;
             }
             Fate::LostAfterNode => self.pass(from, &segment, false),
@@ -222,9 +222,10 @@ impl World {
         }
     }
 
-    /// Whether the node may misjudge a SYN-ACK of the server. It takes a new SYN-ACK for a late one if the sequence
-    /// number and the acknowledgement number both lie shortly before those that passed last. It takes a late SYN-ACK
-    /// for a new one, as netfilter does, if the server has since ended that connection and accepted another.
+    /// Whether the node may misjudge a SYN-ACK of the server. The node takes a new SYN-ACK for a late one if its
+    /// sequence number and its acknowledgement number both lie shortly before those that passed last. The node takes a
+    /// late SYN-ACK for a new one, as netfilter does, if the server has since ended the connection of that SYN-ACK and
+    /// accepted another connection.
     fn is_mistaken(&self, from: Side, segment: &Segment) -> bool {
         let Some((_, reply)) = &self.entries else { return false };
         if from == Side::Client || !segment.is_syn_ack() {
@@ -302,7 +303,7 @@ impl World {
         }
         self.is_guessed |= from == Side::Server || self.is_lucky(&forged);
         if !self.observe(from, &forged) {
-            // A SYN-ACK of the backend deletes a flow that is over.
+            // If the flow is over, a SYN-ACK of the server is dropped, and the node deletes the flow.
             let is_deleted = self.entries.is_none() && before.is_none_or(Phase::is_over);
             assert!(is_deleted || self.phase() == before, "dropped, but the phase changed: {forged:x?}");
             return;
@@ -328,8 +329,8 @@ impl World {
     }
 
     /// Whether a forged segment acknowledges all that the server has sent, or up to 64 KiB more; a listening server
-    /// counts as having sent its SYN-ACK. The node must accept such a segment: the server may have sent the data in
-    /// fragments or on a path that bypasses the node.
+    /// counts as having sent its SYN-ACK. The node must accept such a segment: the server may have sent data that the
+    /// node has not seen, in fragments or on a path that bypasses the node.
     fn is_lucky(&self, forged: &Segment) -> bool {
         let is_listening = self.server.state == State::Listen;
         let sent = if is_listening { self.server_first.wrapping_add(1) } else { self.server.next };
@@ -341,9 +342,10 @@ impl World {
         let pressure = if under_pressure { Pressure::MOST } else { Pressure::NONE };
         let Some((forward, reply)) = &self.entries else { return };
         assert!(
-            seconds_left_under(pressure, forward, reply, self.now) <= seconds_left(forward, reply, self.now)
+            seconds_left_under(pressure, forward, Some(reply), self.now)
+                <= seconds_left(forward, Some(reply), self.now)
         );
-        if seconds_left_under(pressure, forward, reply, self.now) == 0 {
+        if seconds_left_under(pressure, forward, Some(reply), self.now) == 0 {
             // The ends may continue, but the node drops their segments: most other checks no longer apply.
             self.check_gone();
             self.entries = None;

@@ -61,7 +61,7 @@ pub(crate) fn measure(
     Ok(())
 }
 
-/// Samples of one quantity each: times in seconds, memory in bytes.
+/// Each field has the samples of one quantity: times in seconds, memory in bytes.
 #[derive(Default)]
 struct Figures {
     start: Vec<f64>,

@@ -47,7 +47,7 @@ impl ApiServer {
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let shared = Arc::clone(&serving);
-                // Ignores errors: when the agent stops, its connections end with one.
+                // Ignores errors: when the agent stops, its connections end with an error.
                 thread::spawn(move || serve(&shared, stream).ok());
             }
         });
@@ -69,7 +69,7 @@ impl ApiServer {
         Some(*listed.get("services")?.max(listed.get("endpointslices")?))
     }
 
-    /// Number of open watches of a resource.
+    /// Number of watches of a resource that were opened since [`Self::reset`].
     pub(crate) fn watches(&self, plural: &str) -> usize {
         self.shared.lock().watches.iter().filter(|(watched, _)| *watched == plural).count()
     }

@@ -40,7 +40,7 @@ pub(crate) fn measure(size: Size, runs: u32, changes: u32, report: &mut Report) 
     Ok(())
 }
 
-/// Samples of one quantity each: times in seconds, counts, and bytes of each map.
+/// Each field has the samples of one quantity: times in seconds, counts, or the bytes of each map.
 #[derive(Default)]
 struct Figures {
     parse: Vec<f64>,

@@ -33,8 +33,8 @@ use crate::{
 /// Limits that the results of one size must not exceed.
 #[derive(Clone, Copy)]
 struct Limits {
-    /// Limit on the seconds from when the API server has sent the lists of Services and EndpointSlices until `/healthz`
-    /// succeeds.
+    /// Limit in seconds on the time that passes after the API server has sent the lists of Services and EndpointSlices,
+    /// until `/healthz` succeeds.
     start: f64,
     /// Limit on the agent's memory, in bytes.
     memory: f64,
@@ -75,7 +75,7 @@ pub(crate) fn measure(
     Ok(growth)
 }
 
-/// Samples of one quantity each: times in seconds, memory in bytes.
+/// Each field has the samples of one quantity: times in seconds, memory in bytes.
 #[derive(Default)]
 struct Figures {
     lists: Vec<f64>,

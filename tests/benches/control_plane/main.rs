@@ -35,7 +35,7 @@ const FILES: [u32; 2] = [1, 100];
 /// Numbers of EndpointSlices per Service, measured one after the other with the API server.
 const SLICES: [u32; 2] = [1, 5];
 
-/// Further sizes that are measured with the API server under `--large`.
+/// Further sizes that the benchmark measures with the API server if `--large` is given.
 const LARGE: [Size; 2] = [Size { services: 10_000, endpoints: 5 }, Size { services: 100_000, endpoints: 10 }];
 
 /// Maximum number of endpoints in an EndpointSlice that an API server accepts.
@@ -59,7 +59,7 @@ struct Args {
     /// Measure only the part with an API server
     #[arg(long)]
     only_api: bool,
-    /// Measure only starts with few Services
+    /// Measure only how long the agent takes to start with few Services
     #[arg(long, conflicts_with = "only_api")]
     only_start: bool,
     /// Number of starts with few Services, with and without maps from before
@@ -71,7 +71,7 @@ struct Args {
     /// Measure the API server also with 10,000 x 5 and 100,000 x 10; takes 2 GB of memory
     #[arg(long)]
     large: bool,
-    /// Write plots to this folder, which show how the figures grow with the size
+    /// Write plots to this folder: how times and memory grow with the number of Services
     #[arg(long, value_name = "FOLDER")]
     plots: Option<PathBuf>,
     /// Number of runs, each with empty maps

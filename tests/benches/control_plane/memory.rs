@@ -27,7 +27,7 @@ pub(crate) fn of_maps(folder: &Path) -> anyhow::Result<Vec<(String, u64)>> {
 fn of_map(path: &Path) -> anyhow::Result<u64> {
     let map = MapData::from_pin(path).with_context(|| format!("opening the map {}", path.display()))?;
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd()))?;
-    // The kernel's own figure. Since Linux 6.4, it counts only existing elements of maps that are not preallocated.
+    // The kernel's own figure. Since Linux 6.4, for a map that is not preallocated, it counts only existing elements.
     let bytes = field(&info, "memlock").context("the kernel does not tell the memory of a map")?;
     bytes.parse().with_context(|| format!("the memory of the map {} is {bytes}", path.display()))
 }

@@ -67,7 +67,8 @@ impl Objects {
         }
     }
 
-    /// EndpointSlice number `part` of Service number `n`; its first endpoint has the address `moved`, if that is given.
+    /// EndpointSlice number `part` of Service number `n`. If `moved` is given, it is the address of the Service's first
+    /// endpoint, which is in slice 0.
     fn slice(&self, n: u32, part: u32, moved: Option<Ipv4Addr>, version: u32) -> Value {
         let service = name(n);
         let endpoint = |i: u32| {

@@ -32,7 +32,7 @@ const SIZE: Size = Size { services: 100, endpoints: 5 };
 const LIMIT: f64 = 0.7;
 /// Number of agents that start at once, as after a rollout on a machine that has several nodes.
 const TOGETHER: usize = 3;
-/// Maximum of the median time until the last of them is ready, in seconds.
+/// Maximum of the median time until the last of [`TOGETHER`] agents is ready, in seconds.
 const LIMIT_TOGETHER: f64 = 2.0;
 /// Time for the agent to finish its background work after a start.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -116,7 +116,7 @@ fn start_together(binary: &Path) -> anyhow::Result<f64> {
     Ok(started.iter().map(|(_, seconds)| *seconds).fold(0.0, f64::max))
 }
 
-/// Sets the flag when it is dropped, also by a panic.
+/// A guard that sets the flag when the guard is dropped, also during a panic.
 struct AtEnd<'a>(&'a AtomicBool);
 
 impl Drop for AtEnd<'_> {
@@ -125,7 +125,7 @@ impl Drop for AtEnd<'_> {
     }
 }
 
-/// Runs `work` while a thread for each CPU does nothing but keep it busy.
+/// Runs `work` while one thread for each CPU runs a busy loop.
 fn beside_busy_loops<T>(work: impl FnOnce() -> T) -> T {
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -166,7 +166,7 @@ impl Node {
             manifests: manifests.folder().to_owned(),
             bpffs: path.join("bpffs"),
             log: path.join("log"),
-            // With a range of cluster IPs the agent creates the catch device, as it does with an API server.
+            // Because this flag is given, the agent creates the catch device, as it does with an API server.
             arguments: vec!["--service-cluster-ip-range".to_owned(), CLUSTER_IP_RANGE.to_owned()],
             binary: Some(binary.to_owned()),
         };

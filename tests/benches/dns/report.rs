@@ -23,11 +23,12 @@ pub(crate) struct Report {
 /// Resident memory in bytes, one sample for each start.
 #[derive(Default)]
 pub(crate) struct Memory {
-    /// The agent without DNS, and unbound with a zone of two Services.
+    /// Memory of the agent without DNS, and of unbound with a zone of two Services.
     pub(crate) baseline: [Vec<f64>; 2],
-    /// The agent with DNS and unbound, both with the names of all Services, before the first burst.
+    /// Memory of the agent with its DNS server, and of unbound, both with the names of all Services, before the first
+    /// burst.
     pub(crate) begin: [Vec<f64>; 2],
-    /// The same servers as in `begin`, after the last burst.
+    /// Memory of the same servers as in `begin`, after the last burst.
     pub(crate) end: [Vec<f64>; 2],
 }
 

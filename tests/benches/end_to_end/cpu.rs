@@ -44,7 +44,7 @@ pub(crate) fn claim(cpu: usize) -> io::Result<()> {
     set.set(cpu)?;
     sched_setaffinity(Pid::from_raw(0), &set)?;
     let priority = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the kernel reads the structure.
+    // SAFETY: the kernel only reads the structure, which outlives the call.
     let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) };
     nix::Error::result(result)?;
     Ok(())
@@ -70,7 +70,8 @@ fn probe() -> Duration {
 /// CPU time of this process and of the kernel's work for it.
 ///
 /// The kernel receives packets on a veth in the sender's context: in a soft interrupt on top of the system call, so
-/// that the time counts for the sending thread. It leaves further packets to `ksoftirqd`, whose time the meter adds.
+/// that the time counts for the sending thread. The kernel leaves the rest of a long soft interrupt to `ksoftirqd`,
+/// whose time the meter adds.
 pub(crate) struct Meter {
     probe: Duration,
     start: Instant,

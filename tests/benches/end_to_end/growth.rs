@@ -1,4 +1,4 @@
-//! The rate of new connections with both CPUs busy, by the number of idle flows in the table; and the memory of flows.
+//! The rate of new connections with two busy CPUs, by the number of idle flows in the table; and the memory of flows.
 //!
 //! Each CPU runs one client and one server. Every node exists before the first round. The order of the nodes is random
 //! in each round.
@@ -40,7 +40,7 @@ pub(crate) struct Report {
     /// Length of each burst in seconds.
     seconds: f64,
     rows: Vec<Row>,
-    /// Bytes that all maps take per million flows of `--max-connections`, whether used or not.
+    /// Bytes that all maps take per million of `--max-connections`, whether the flows exist or not.
     memory_per_million: f64,
 }
 

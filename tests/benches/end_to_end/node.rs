@@ -26,7 +26,7 @@ use crate::{
 };
 
 pub(crate) const WIRES: [&str; 2] = ["eth0", "eth1"];
-/// Names of the node's ends of its pods' veths: that of the client, and that of the server.
+/// Names of the veth ends on the node: the one to the client pod, then the one to the server pod.
 pub(crate) const PODS: [&str; 2] = ["pod", "serving"];
 
 /// A node with its neighbours, all network namespaces. Dropping this removes them.

@@ -2,8 +2,8 @@
 //!
 //! A machine may change its speed within seconds. So bursts are short, each candidate is compared with the baseline of
 //! its own round, and the order is random in each round. A burst is repeated if the machine's speed differs from that
-//! of the baseline's burst, or if other processes used the CPU for more than 5 % of the time; after a few attempts it
-//! is dropped.
+//! during the baseline's burst. A burst that should keep its only CPU busy is also repeated if other processes used
+//! this CPU for more than 5 % of the time. After a few attempts, a burst is dropped.
 
 use std::time::Duration;
 
@@ -72,7 +72,8 @@ pub(crate) struct Sample {
     pub(crate) median: Option<f64>,
     /// 99th percentile of the latency in seconds; `None` for workloads without latencies.
     pub(crate) p99: Option<f64>,
-    /// Seconds that the calculation which shows the machine's speed took: the mean of runs before and after the burst.
+    /// Duration in seconds of the calculation that shows the machine's speed: the mean of runs before and after the
+    /// burst.
     pub(crate) probe: f64,
     /// Length of the burst in seconds.
     pub(crate) seconds: f64,
@@ -106,7 +107,8 @@ pub(crate) struct Outcome {
 }
 
 impl Field {
-    /// Checks for each candidate that a connection arrives, with the client masqueraded or not, as expected.
+    /// Checks for each candidate that a connection arrives, and that its client is masqueraded exactly if the candidate
+    /// masquerades.
     pub(crate) fn check(&self) -> Result<()> {
         for candidate in &self.candidates {
             let (client, servers, to) = self.ends(candidate);

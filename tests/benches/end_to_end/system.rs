@@ -89,7 +89,7 @@ pub(crate) enum Backend {
 pub(crate) struct Setup {
     /// The subsystem that [`System::Iptables`] uses.
     pub(crate) iptables: Backend,
-    /// Mode of XDP that the agent must use for [`System::Xdp`]; `None` for an agent without `--xdp`.
+    /// Mode of XDP that the agent must use for [`System::Xdp`]; `None` if this agent does not know the flag `--xdp`.
     pub(crate) xdp: Option<String>,
     /// The agent's `--cluster-cidr`; `None` uses the network of all pods.
     pub(crate) cluster_cidr: Option<&'static str>,

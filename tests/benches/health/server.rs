@@ -117,7 +117,7 @@ impl Shared {
     }
 
     fn serve(&self, stream: TcpStream) {
-        // The listener is bound to IPv4 only. If the call fails, the probe is not counted.
+        // The listener is bound to IPv4 only. If `local_addr` fails, the probe is not counted.
         if let Ok(SocketAddr::V4(address)) = stream.local_addr() {
             self.note(*address.ip());
         }

@@ -82,7 +82,8 @@ impl Baselines {
         program(&self.ebpf, &baseline.program(kind))
     }
 
-    /// Adds a Service with one backend to the baselines' maps, with the flows `0..flows` of `client`.
+    /// Adds a Service with one backend and with `flows` flows to the baselines' maps. `client` is the client of flow 0;
+    /// [`Variation`] computes the other clients.
     pub(crate) fn service(
         &mut self,
         protocol: u8,

@@ -154,7 +154,7 @@ pub(crate) fn program<'a>(ebpf: &'a Ebpf, name: &str) -> anyhow::Result<&'a Prog
     program.fd().with_context(|| format!("the program {name} is not loaded"))
 }
 
-/// CPU time of this thread, without other processes. It includes interrupts, unless the kernel accounts for their time
+/// CPU time that this thread has used. It includes the time of interrupts, unless the kernel accounts for that time
 /// separately (`CONFIG_IRQ_TIME_ACCOUNTING`).
 fn cpu_time() -> anyhow::Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())

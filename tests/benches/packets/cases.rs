@@ -87,7 +87,7 @@ impl Section {
     }
 }
 
-/// Goal for a new flow with masquerading at tc, which creates four entries.
+/// Goal for a new flow that is masqueraded at tc: such a flow has four entries, not two.
 const NEW_MASQUERADED: f64 = 2.0;
 
 /// One case: a program with one kind of packet, and the baselines for comparison.
@@ -189,7 +189,7 @@ impl Case {
         let flows = if section == Section::Reject { 1 } else { world.population.flows() };
         let frame = frame.flows(flows);
         // For packets of no Service, the goal is a multiple of the baseline's time with a single flow, even if the case
-        // has many: with one flow the baseline's lookup finds its bucket in the CPU caches.
+        // has many. This goal is stricter: with one flow, the baseline's lookup finds its bucket in the CPU caches.
         let baseline_flows = if baselines == [Baseline::Miss] { 1 } else { flows };
         let baseline_frame = Frame::new(transport, Sender::Client, server)?.flows(baseline_flows);
         // IPv6 cases have no goal: the baselines handle IPv4 only, and parsing IPv6 would cost them more time.
@@ -197,7 +197,7 @@ impl Case {
         Ok(Self { section, program, packet, frame, expected, baselines, baseline_frame, goal })
     }
 
-    /// The same case without a goal, for a baseline that does less than the program.
+    /// The same case without a goal: for a case whose baseline does less than the program.
     fn without_goal(self) -> Self {
         Self { goal: None, ..self }
     }
@@ -231,8 +231,8 @@ pub(crate) const SYN: Transport = Transport::Tcp(Flags::Syn);
 const SYN_ACK: Transport = Transport::Tcp(Flags::SynAck);
 pub(crate) const ACK: Transport = Transport::Tcp(Flags::Ack);
 
-/// All cases for the flows of this world, with the data plane at index `datapath`. The cases depend on it, because each
-/// data plane chooses its own ports for masqueraded packets.
+/// All cases for the flows of this world, with the data plane at index `datapath`. The cases of two data planes differ,
+/// because each data plane chooses its own ports for masqueraded packets.
 pub(crate) fn all(world: &World, datapath: usize) -> anyhow::Result<Vec<Case>> {
     let mut cases = Cases { world, datapath, cases: Vec::new() };
     match world.population {
@@ -431,8 +431,8 @@ impl Cases<'_> {
         Ok(Exchange { between, outside, answer, inside })
     }
 
-    /// Runs a program of the data plane on the packet, and returns the resulting packet. Fails unless the verdict is to
-    /// pass it.
+    /// Runs a program of the data plane on the packet, and returns the resulting packet. Fails unless the program
+    /// passes the packet on.
     fn through(&self, program: &str, frame: &Frame) -> anyhow::Result<Vec<u8>> {
         let datapath = &self.world.datapaths[self.datapath];
         let before = datapath.counters()?;
@@ -445,13 +445,13 @@ impl Cases<'_> {
 
 /// The packets of a masqueraded connection.
 struct Exchange {
-    /// The client's packet between the hooks: destined to the backend.
+    /// The client's packet after ingress and before egress: destined to the backend, not masqueraded yet.
     between: Frame,
     /// The addresses of the client's packet after egress: masqueraded.
     outside: Seen,
     /// The backend's answer as it arrives.
     answer: Frame,
-    /// The backend's answer between the hooks.
+    /// The backend's answer after ingress and before egress: destined to the client.
     inside: Frame,
 }
 

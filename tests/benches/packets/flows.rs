@@ -118,8 +118,8 @@ struct Memory {
 }
 
 impl Memory {
-    /// Maps the elements of `map`; `None` if it is no array that can be mapped, or holds global variables or constants
-    /// of the object.
+    /// Maps the elements of `map` into memory. Returns `None` for a map that is no array, that the kernel does not let
+    /// user space map, or that holds global variables or constants of the object.
     fn of(name: &str, map: &Map) -> anyhow::Result<Option<Self>> {
         let Map::Array(data) = map else { return Ok(None) };
         let info = data.info()?;
@@ -136,7 +136,7 @@ impl Memory {
     fn map(data: &MapData, length: usize) -> anyhow::Result<Self> {
         let fd = data.fd().as_fd().as_raw_fd();
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping, which the kernel places.
+        // SAFETY: the kernel chooses the address of the new mapping, so it replaces no memory that is in use.
         let start = unsafe { libc::mmap(ptr::null_mut(), length, access, libc::MAP_SHARED, fd, 0) };
         ensure!(start != libc::MAP_FAILED, io::Error::last_os_error());
         Ok(Self { start, length })
@@ -148,7 +148,8 @@ impl Memory {
     }
 
     const fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above; `self` is borrowed mutably, and nothing uses another mapping of the array meanwhile.
+        // SAFETY: the mapping has this length. `self` is borrowed mutably, no program runs, and nothing uses another
+        // mapping of the array meanwhile.
         unsafe { slice::from_raw_parts_mut(self.start.cast(), self.length) }
     }
 }

@@ -46,9 +46,9 @@ const LOOPBACK: u32 = 1;
 const CLIENT_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 255));
 const CLIENT_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0x0a00, 0x00ff));
 const CLIENT_PORT: u16 = 0x8000;
-/// Value, for the first flow, of the two bytes that `restore` changes to compensate for the flows' different client
-/// ports in the checksum: the upper half of TCP's acknowledgement number, or the first two bytes of a datagram's
-/// payload.
+/// Two bytes of the first flow's packet: the upper half of TCP's acknowledgement number, or the first two bytes of a
+/// datagram's payload. In packets of other flows, `restore` decreases this value by as much as it increases the
+/// client's port, so that the checksum stays correct.
 const BALANCE: u16 = 0x7fff;
 
 const PEER: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 1];
@@ -98,7 +98,7 @@ impl Frame {
         Self { flows, ..self }
     }
 
-    /// The same packet for half of its flows: the first half for 0, the second half for 1.
+    /// The same packet for half of its flows: for the first half if `half` is 0, for the second if it is 1.
     pub(crate) fn half(self, half: u32) -> Self {
         let flows = (self.flows / 2).max(1);
         // If there is only one flow, both halves are that flow.

@@ -1,4 +1,4 @@
-//! A table of the goals of the data plane: hooks by kinds of packets.
+//! A table of the goals of the data plane, with a row for each hook and a column for each kind of packets.
 
 use comfy_table::Table;
 use lb_tests::bench::{Quantile, figure::mark};

@@ -1,4 +1,5 @@
-//! CPU time of the BPF programs per packet, against minimal baseline programs: test runs in the kernel, no network.
+//! CPU time of the BPF programs per packet, compared with minimal baseline programs. The kernel executes the programs
+//! in test runs (`BPF_PROG_TEST_RUN`), without a network.
 //!
 //! `cargo xtask bench packets` runs it; docs/performance.md describes the method. Progress goes to stderr, the table to
 //! stdout.

@@ -58,8 +58,8 @@ pub(crate) struct Row {
     pub(crate) ratio: Samples,
     /// The other baselines, with the ratio of the program's net time to theirs.
     other_baselines: Vec<Comparison>,
-    /// The other build, with the ratio of the program's net time to that of the other build's program; `None` if there
-    /// is only one build.
+    /// The comparison with the earlier build: `ratio` is the net time of this build's program divided by that of the
+    /// earlier build's program. `None` if there is only one build.
     earlier: Option<Comparison>,
     dropped: u32,
     #[serde(rename = "target")]
@@ -97,7 +97,7 @@ impl Comparison {
 }
 
 impl Row {
-    /// The results of a contest between these builds.
+    /// The results of `contest`. `builds` has the name of each build that takes part in it.
     pub(crate) fn new(contest: &Contest, builds: &[String]) -> Self {
         let (case, rounds) = (contest.case(), &contest.rounds);
         let samples = |value: fn(&Round) -> f64| Samples::new(rounds.iter().map(value).collect());
@@ -311,7 +311,7 @@ impl Report {
             header.extend([format!("{name}: verified instructions"), "ms".to_owned()]);
         }
         header.push("verified, new / old".to_owned());
-        // Programs that only one build has appear without a counterpart.
+        // If only one build has a program, the program's row has no numbers for the other build.
         let mut programs: Vec<&String> = self.verifier.iter().flatten().map(|cost| &cost.program).collect();
         programs.sort();
         programs.dedup();
@@ -344,7 +344,7 @@ impl Report {
         fs::write(file, text).with_context(|| format!("writing the results to {}", file.display()))
     }
 
-    /// Writes one plot per section that has results into the folder.
+    /// Writes a plot into the folder for each section that has results.
     pub(crate) fn write_plots(&self, folder: &Path) -> anyhow::Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("creating the folder {}", folder.display()))?;
         for section in Section::ALL {

@@ -37,13 +37,13 @@ pub(crate) struct Round {
     pub(crate) programs: Vec<f64>,
     /// Time of each baseline of the case.
     pub(crate) baselines: Vec<f64>,
-    /// Time of the overhead (a program that returns at once), with the packets of the program.
+    /// Time of a program that returns at once, with the packets that the measured program gets.
     pub(crate) program_overhead: f64,
 }
 
-/// A case with the programs that take part in it, and its results.
+/// A case, the programs that are measured for it, and their results.
 pub(crate) struct Contest {
-    /// The case as each build has it.
+    /// The same case once per build. In the packets, the ports of masqueraded clients differ between builds.
     cases: Vec<Case>,
     /// The measured program of each build.
     programs: Vec<Runner>,
@@ -73,8 +73,8 @@ enum Turn {
 }
 
 impl Runner {
-    /// Prepares measurements that last `slice` and send packets of existing flows. With `makes_flows`, each packet
-    /// creates a flow instead, so a measurement sends one packet of each flow.
+    /// Prepares measurements that last about `slice` and send packets of existing flows. With `makes_flows`, each
+    /// packet creates a flow instead: a measurement then sends one packet of each flow, however long that takes.
     fn new(candidate: Candidate, makes_flows: bool, slice: Duration) -> anyhow::Result<Self> {
         let flows = candidate.frame().count();
         if makes_flows {
@@ -137,7 +137,7 @@ impl Contest {
         })
     }
 
-    /// The case as the first build has it.
+    /// The case with the packets for the first build.
     pub(crate) fn case(&self) -> &Case {
         &self.cases[0]
     }
@@ -176,7 +176,8 @@ impl Contest {
         Ok(())
     }
 
-    /// The time of the overhead with the packets of the program, and with those of the baseline.
+    /// Measures how long a program takes that returns at once: with the packets that the measured program gets, and
+    /// with those that its baselines get.
     fn overheads(&self) -> anyhow::Result<[f64; 2]> {
         let program = self.program_overhead.run()?;
         let baseline = self.baseline_overhead.as_ref().map_or(Ok(program), Runner::run)?;
@@ -206,8 +207,8 @@ impl Contest {
 }
 
 impl Candidate {
-    /// Returns an error unless the baseline program returns `TC_ACT_UNSPEC` or `XDP_TX`, which shows that it has
-    /// processed the packet.
+    /// Returns an error unless the baseline program returns `TC_ACT_UNSPEC` at tc, or `XDP_TX` at XDP: the code with
+    /// which it reports that it has processed the packet.
     pub(crate) fn ensure_does(&self, baseline: Baseline) -> anyhow::Result<()> {
         let verdict = self.once()?.verdict;
         let wanted = match self.kind() {

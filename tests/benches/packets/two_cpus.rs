@@ -216,7 +216,7 @@ impl Contest {
         Ok(())
     }
 
-    /// Runs the candidates on all these CPUs at once; returns the nanoseconds per packet on each.
+    /// Runs each candidate on its CPU, all at the same time; returns the nanoseconds per packet of each.
     fn run<const N: usize>(
         &self,
         world: &World,

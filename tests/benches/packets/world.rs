@@ -213,7 +213,7 @@ pub(crate) struct Objects {
 
 /// All loaded objects, with Services, routes and flows.
 pub(crate) struct World {
-    /// Path of the object that gives measured programs fresh packets.
+    /// Path of the BPF object whose program writes the original packet again before each run of a measured program.
     pub(crate) restore: PathBuf,
     pub(crate) v4: Family,
     pub(crate) v6: Family,

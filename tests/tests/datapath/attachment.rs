@@ -1,6 +1,6 @@
 //! Tests of tc attachments: order of the programs, tcx and clsact, and changes of devices, links and the attach mode.
 
-use std::fs;
+use std::{collections::BTreeSet, fs};
 
 use aya::programs::TcAttachType;
 use lb_datapath::{AttachMode, Datapath, Options, Pinned, cleanup};
@@ -88,6 +88,28 @@ fn clsact_qdisc_is_removed_unless_others_use_it() {
 }
 
 #[test]
+fn clsact_qdisc_goes_with_our_last_filter() {
+    let sandbox = Sandbox::new();
+    let wire = [wire("wire0", 50)];
+    let options = Options { attach: Some(AttachMode::Clsact), ..sandbox.options() };
+    let datapath = Datapath::open(&options).unwrap();
+    let (mut attacher, mut announcer) = (datapath.attacher().unwrap(), datapath.announce_attacher().unwrap());
+    for announcer_is_last in [true, false] {
+        sync(&mut attacher, &wire);
+        announcer.sync(&[wire[0].index].into()).unwrap();
+        for detach_announcer in [!announcer_is_last, announcer_is_last] {
+            assert!(tc("qdisc show dev wire0").contains("clsact"), "a filter of ours uses the qdisc");
+            if detach_announcer {
+                announcer.sync(&BTreeSet::new()).unwrap();
+            } else {
+                sync(&mut attacher, &[]);
+            }
+        }
+        assert!(!tc("qdisc show dev wire0").contains("clsact"), "announcer last: {announcer_is_last}");
+    }
+}
+
+#[test]
 fn attach_mode_change_leaves_one_program_per_hook() {
     let sandbox = Sandbox::new();
     let wire = [wire("wire0", 50)];
@@ -98,6 +120,21 @@ fn attach_mode_change_leaves_one_program_per_hook() {
         let (links, expected) = if mode == AttachMode::Tcx { (1, 0) } else { (0, 1) };
         assert_eq!(filters, expected);
         eventually(|| tcx("wire0", TcAttachType::Egress).len() == links);
+    }
+}
+
+#[test]
+fn attach_mode_change_leaves_one_program_that_answers_for_announced_addresses() {
+    let sandbox = Sandbox::new();
+    let index = wire("wire0", 50).index;
+    for mode in [AttachMode::Tcx, AttachMode::Clsact, AttachMode::Tcx] {
+        let datapath = Datapath::open(&Options { attach: Some(mode), ..sandbox.options() }).unwrap();
+        let failed = datapath.announce_attacher().unwrap().sync(&[index].into()).unwrap();
+        assert!(failed.is_empty(), "{failed:?}");
+        let filters = tc("filter show dev wire0 ingress").matches("lb:tc_announce").count();
+        let (links, expected) = if mode == AttachMode::Tcx { (1, 0) } else { (0, 1) };
+        assert_eq!(filters, expected, "{mode:?}");
+        eventually(|| tcx("wire0", TcAttachType::Ingress).len() == links);
     }
 }
 

@@ -57,7 +57,8 @@ fn idle_flows_expire_after_their_timeout() {
     }
 }
 
-/// Tunnelled flows have no reverse entry: GC adds none. If GC deletes such a flow, it deletes no entry of another.
+/// Tunnelled flows have no reverse entry, and GC must not restore one. If GC deletes such a flow, it must not delete an
+/// entry of another flow, even at the key of the missing reverse entry.
 #[test]
 fn tunnelled_flows_expire_by_their_only_entry() {
     let sandbox = Sandbox::new();
@@ -188,21 +189,32 @@ fn masqueraded_flow_keeps_its_masquerade_while_its_packets_are_lost() {
     }
 }
 
-/// A routed flow is masqueraded without a second flow: its forward entry also replaces the source.
+/// A routed flow is masqueraded without a second flow: its forward entry also replaces the source. The VIP of a
+/// NodePort is an address of the node, and often also the source of masqueraded packets; the second round tests this.
 #[test]
-fn masquerading_of_a_routed_flow_is_listed() {
+fn masquerading_of_a_routed_flow_is_listed_and_purged_by_address() {
     let sandbox = Sandbox::new();
     let conntrack = sandbox.open().conntrack();
     let [(key, forward), _] = flow(protocol::UDP, 1, ago(1));
-    let outside = Tuple { source: Address::from_v4([192, 0, 2, 254]), source_port: 10_017, ..forward.to };
-    let routed =
-        |key: &Tuple, to: &Tuple, flags| (*key, Flow::new(key, to, 7, flow_flags::ROUTED | flags, ago(1)));
-    insert(
-        &conntrack,
-        &[routed(&key, &outside, 0), routed(&outside.reversed(), &key.reversed(), flow_flags::REPLY)],
-    );
-    let listed = conntrack.list().unwrap();
-    assert_eq!((listed.len(), listed[0].masqueraded), (1, Some(outside)));
+    for node in [Address::from_v4([192, 0, 2, 254]), key.destination] {
+        let outside = Tuple { source: node, source_port: 10_017, ..forward.to };
+        let routed = |key: &Tuple, to: &Tuple, flags| {
+            (*key, Flow::new(key, to, 7, flow_flags::ROUTED | flags, ago(1)))
+        };
+        insert(
+            &conntrack,
+            &[routed(&key, &outside, 0), routed(&outside.reversed(), &key.reversed(), flow_flags::REPLY)],
+        );
+        let listed = conntrack.list().unwrap();
+        assert_eq!((listed.len(), listed[0].masqueraded), (1, Some(outside)));
+        let mut seen = Vec::new();
+        conntrack.for_each_connection(|connection| seen.push(connection.masqueraded)).unwrap();
+        assert_eq!(seen, [Some(outside)], "without a list");
+        let sources = conntrack.masquerade_sources().unwrap();
+        assert_eq!(sources, [node.into()].into());
+        assert_eq!(conntrack.purge_masqueraded(&sources).unwrap(), 1);
+        assert_eq!(conntrack.table().count().unwrap(), 0);
+    }
 }
 
 #[test]
@@ -220,8 +232,8 @@ fn purge_deletes_matching_flows_and_flush_deletes_all() {
     assert_eq!(conntrack.table().count().unwrap(), 0);
 }
 
-/// Replaces both entries of the flow from client port `port` by those of a newer flow with the same tuple, which
-/// another counter counts.
+/// Replaces both entries of the flow from client port `port` by those of a newer flow that has the same tuple, but
+/// another Service and another counter.
 fn replace_flow(conntrack: &Conntrack, port: u16, service: u32, active_flows_slot: u32) {
     for (key, entry) in counted(protocol::TCP, port, ago(1)) {
         assert!(conntrack.table().remove(&key).unwrap());
@@ -304,8 +316,8 @@ fn flush_subtracts_exactly_the_flows_that_it_deletes() {
                 for slot in (1..COUNTERS).cycle().take(FLOWS) {
                     let flow = Flow { service: slot, active_flows_slot: slot, ..forward };
                     let inserted = table.insert_new(&key, &flow).unwrap();
-                    // Every fourth flow outlives a whole flush, so that flushes delete some however the two threads
-                    // are scheduled; the others are replaced while a flush walks.
+                    // Every fourth flow stays for twice the time of a flush, so that flushes delete some flows, no
+                    // matter how the two threads are scheduled. The others are replaced while a flush walks the table.
                     if slot % 4 == 0 {
                         thread::sleep(2 * flush);
                     }
@@ -328,7 +340,7 @@ fn flush_subtracts_exactly_the_flows_that_it_deletes() {
     }
 }
 
-/// The limit is a multiple of the time that filling the table takes, which depends on the machine in the same way.
+/// The limit is a multiple of the time that filling the table takes, because a slow machine takes longer for both.
 #[test]
 fn gc_of_200_000_entries_costs_little_cpu_time() {
     let sandbox = Sandbox::new();

@@ -1,4 +1,4 @@
-//! Tests of the filter across restarts of the agent.
+//! Tests of the filter, which spares programs lookups ([`lb_common::filter`]), across restarts of the agent.
 
 use std::os::fd::AsFd as _;
 
@@ -11,8 +11,8 @@ use super::{
     sandbox::Sandbox,
 };
 
-/// Programs of another build may have set other marks, so the filter that the last agent left may lack marks. The next
-/// agent therefore computes the marks from the entries.
+/// Programs of another build may mark the same entries in another way, so the filter that the last agent left may lack
+/// marks. The next agent therefore turns the filter off until it has marked all entries itself.
 #[test]
 fn entries_without_marks_of_an_earlier_build_get_them_before_the_filter_is_on() {
     let sandbox = Sandbox::new();

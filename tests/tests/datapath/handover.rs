@@ -119,8 +119,9 @@ fn flows(datapath: &Datapath) -> (Vec<(u16, u16)>, usize) {
     (found, entries)
 }
 
-/// Programs of both versions create flows while an agent copies them, and both choose source ports without knowing those
-/// of the other's table. A forward entry without its reverse entry would take the answers of another flow.
+/// Programs of both versions create flows while an agent copies them, and each version chooses source ports without
+/// knowing which ports the other version's flow table uses. If the agent copied a forward entry whose source port
+/// belongs to another flow, programs would take the replies of that flow for replies of the copied one.
 #[test]
 fn taken_over_flows_share_no_source_port() {
     let sandbox = Sandbox::new();
@@ -134,13 +135,14 @@ fn taken_over_flows_share_no_source_port() {
     let mut new = Datapath::open(&Options { capacities, ..options }).unwrap();
     assert_eq!(flows(&new), (vec![(1, 10), (2, 11)], 4));
 
-    // The earlier programs end the first flow, and give its port to another client. They begin one more.
+    // The earlier programs end the first client's flow, give its source port to the third client, and begin a flow of
+    // the fourth client.
     for (key, _) in routed(1, 10) {
         assert!(old.table().remove(&key).unwrap());
     }
     insert(&old, routed(3, 10));
     insert(&old, routed(4, 12));
-    // The new programs have given the port of the latter to a flow of their own.
+    // The new programs have given the source port of the fourth client's flow, 12, to a flow of their own.
     insert(&new.conntrack(), routed(5, 12));
     new.finish_handover().unwrap();
     assert_eq!(flows(&new), (vec![(2, 11), (3, 10), (5, 12)], 6), "the fourth client begins again");

@@ -5,6 +5,8 @@ use std::{
     fs, io,
     os::fd::{FromRawFd as _, OwnedFd},
     path::Path,
+    thread,
+    time::Duration,
 };
 
 use aya::{maps::MapInfo, programs::TcAttachType};
@@ -37,7 +39,7 @@ fn pin_lru_map(path: &Path, key_size: u32, value_size: u32, entries: u32) {
     drop(unsafe { OwnedFd::from_raw_fd(libc::c_int::try_from(map).unwrap()) });
 }
 
-/// Earlier agents had a smaller map. An upgrade may lose its entries.
+/// Earlier agents created a smaller fragment map. An upgrade may lose the entries of that map.
 #[test]
 fn upgrade_enlarges_the_fragment_map() {
     let sandbox = Sandbox::new();
@@ -138,6 +140,21 @@ fn cleanup_removes_everything() {
     eventually(|| tcx("wire0", TcAttachType::Egress).is_empty());
     assert_eq!(fs::read_dir(sandbox.bpffs()).unwrap().count(), 0);
     assert_eq!(cleanup(&sandbox.bpffs()).unwrap().attachments, 0, "a second cleanup is no error");
+}
+
+/// Such as `lb-agent status`, or a child of a process with an open pin, until it executes its program.
+#[test]
+fn cleanup_waits_for_a_process_that_has_the_file_system_open() {
+    let sandbox = Sandbox::new();
+    drop(sandbox.open());
+    let user = fs::File::open(sandbox.bpffs()).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            thread::sleep(Duration::from_millis(300));
+            drop(user);
+        });
+        assert!(cleanup(&sandbox.bpffs()).unwrap().unmounted);
+    });
 }
 
 #[test]

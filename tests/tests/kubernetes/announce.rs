@@ -224,7 +224,7 @@ fn route_to_an_unreadable_service_stays_over_a_restart() {
     };
     let kept = format!("route {VIP}/32: stays as an earlier agent left it");
     waits(&segment, "`status` names the route", &|| status(&segment).contains(&kept));
-    // Because of the unreadable Service only its own route stays as it was: the agent still replaces the session.
+    // The unreadable Service affects only its own route, which stays as it was: the agent still replaces the session.
     waits(&segment, "the new session", &|| has_session("192.0.2.252") && !has_session("192.0.2.251"));
     assert!(has_route(&segment), "{}", segment.logs());
     service["spec"]["ports"] = ports;
@@ -263,7 +263,7 @@ fn nodes_share_an_address_as_advertisements_and_labels_say() {
     segment.owner("it has one again", |number| number == Some(first));
     segment.advertise(&json!({"interfaces": ["eth9"]}));
     segment.owner("no node has the interface", |number| number.is_none());
-    // Another node gets such a device; the best candidate has none.
+    // Another node gets a device `eth9`; the best candidate has none.
     let device =
         "link add eth9 link eth0 address 02:00:00:00:09:09 type macvlan mode bridge\nlink set eth9 up\n";
     segment.nodes[second - 1].ip(device).unwrap();

@@ -384,8 +384,8 @@ async fn answer(
     }
 }
 
-/// The types of a merge patch, and of a strategic one. Both mean the same unless the patch has a list that Kubernetes
-/// merges with that of the object, such as that of containers; no test sends one.
+/// The types of a merge patch and of a strategic merge patch. Both have the same effect unless the patch contains a
+/// list that Kubernetes merges with the object's list, such as the list of containers; no test sends such a patch.
 const MERGE_PATCHES: [&str; 2] = ["application/merge-patch+json", "application/strategic-merge-patch+json"];
 
 fn get(store: &Store, key: &Key) -> Response {

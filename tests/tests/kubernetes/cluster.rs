@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::api_server::ApiServer;
 
-/// Environment variable with the path of a kubeconfig; tests that simulate no faults use that API server.
+/// Environment variable with the path of a kubeconfig. Tests that simulate no faults use the API server that it names.
 const REAL: &str = "LB_TEST_KUBECONFIG";
 
 /// A client of an API server, real or mock.

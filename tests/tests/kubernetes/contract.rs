@@ -96,7 +96,7 @@ fn service_type_can_change_and_change_back() {
     bed.wait_served("an address of another type", LIMIT, &["a 1", "b 2"]);
 }
 
-/// The API server stores a condition without `lastTransitionTime`, and returns it with the value `null`.
+/// The API server stores a condition that has no `lastTransitionTime`, and returns it with `lastTransitionTime: null`.
 #[test]
 fn null_transition_time_of_a_condition_does_not_stop_updates_of_a_service() {
     let mut bed = Bed::new().with_a_and_b();

@@ -1,5 +1,5 @@
-//! Direct server return between nodes that know each other from the API server only. Each node serves the Service with a
-//! server of its own, so an answer shows which node the client has reached, and from which address.
+//! Direct server return between nodes that know each other from the API server only. Each node runs its own backend of
+//! the Service. An answer names the node whose backend sent it, and the client address that this backend saw.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -15,8 +15,8 @@ const SOON: Duration = Duration::from_secs(20);
 const CLIENT: &str = "192.0.2.99";
 
 impl Segment {
-    /// Creates a Service with [`VIP`], whose only endpoint is on this node, and starts an agent on each node. The
-    /// client's way to the address leads to node 1.
+    /// Creates a Service with [`VIP`] and a single endpoint on node `number`, and starts an agent on each node. The
+    /// client's route to [`VIP`] leads to node 1.
     fn serve_from(&mut self, number: usize) {
         self.service(VIP, "Cluster");
         self.endpoints(&[number]);

@@ -27,7 +27,7 @@ fn annotated(bed: &Bed, annotations: &Value) {
 }
 
 #[test]
-fn unhealthy_endpoint_is_an_event_and_gets_no_new_flows() {
+fn unhealthy_endpoint_is_an_event_and_gets_no_new_flows_until_it_recovers() {
     let bed = Bed::with_faults().with_a_and_b();
     // There is no route to 198.51.100.1. The node has 198.51.100.7 on its loopback device, and the test listens there.
     bed.netns.ip("address add 198.51.100.7/32 dev lo").unwrap();
@@ -42,7 +42,15 @@ fn unhealthy_endpoint_is_an_event_and_gets_no_new_flows() {
     assert_eq!((&event["type"], &event["regarding"]["kind"]), (&"Warning".into(), &"Service".into()));
     let note = event["note"].as_str().unwrap();
     assert!(note.starts_with("endpoint 198.51.100.1:8080 is unhealthy for node a (tcp): "), "{note}");
-    drop(server);
+    bed.netns.ip("address add 198.51.100.1/32 dev lo").unwrap();
+    let recovered = bed.netns.run(|| TcpListener::bind((Ipv4Addr::new(198, 51, 100, 1), 8080))).unwrap();
+    bed.wait_until("198.51.100.1 gets new flows again", LIMIT, |bed| backends(bed).len() == 2);
+    bed.wait_until("another Event", LIMIT, |bed| !events(bed, "EndpointHealthy").is_empty());
+    let event = events(&bed, "EndpointHealthy").remove(0);
+    assert_eq!((&event["type"], &event["regarding"]["kind"]), (&"Normal".into(), &"Service".into()));
+    let note = event["note"].as_str().unwrap();
+    assert!(note.starts_with("endpoint 198.51.100.1:8080 is healthy again for node a (tcp)"), "{note}");
+    drop((server, recovered));
 }
 
 #[test]

@@ -300,7 +300,7 @@ fn kubectl_explain_follows_a_packet_to_the_second_node_and_back() {
     assert!(errors.contains("cannot read Pod shop/none"), "{errors}");
 }
 
-/// `explain` shows the node that it waits for only on a terminal, and removes that line before it prints the result.
+/// Only on a terminal, `explain` shows which node it waits for; it removes that line before it prints the result.
 fn explain_says_which_node_it_waits_for(segment: &Segment) {
     segment.server.set_exec("lb-agent-2", PodExec::Silent);
     let typed = ["--timeout", "5", "explain", "pod/shop/client", "svc/shop/web:http"];
@@ -380,7 +380,7 @@ fn kubectl_top_sums_the_traffic_of_the_nodes() {
                 send_through_both(segment);
             }
         });
-        // A second of traffic, of which each node sees half.
+        // Measures the traffic of a second. Both nodes must have new flows: the datagrams go through them in turn.
         let moves = || {
             let all = rows_of(&["top", "-o", "json", "--interval", "1"]);
             let [dns, http] = &all[..] else { panic!("{all:?}") };
@@ -406,8 +406,8 @@ fn kubectl_top_sums_the_traffic_of_the_nodes() {
     assert!(text(&output.stderr).contains("n2: Pod lb-agent-2 has not answered within 3 s"), "{output:?}");
 }
 
-/// Sends a datagram to the Service `shop/web` through each node, each from another port, so that each begins a flow. The
-/// backend does not answer.
+/// Sends a datagram to the Service `shop/web` through each node. Each datagram has another source port and so begins a
+/// flow. The backend does not answer.
 fn send_through_both(segment: &Segment) {
     for node in ["192.0.2.1", "192.0.2.2"] {
         segment.client.ip(&format!("route replace 10.96.0.0/16 via {node}")).unwrap();
@@ -424,7 +424,7 @@ struct Monitor {
 
 impl Monitor {
     fn start(segment: &Segment) -> Self {
-        // Makes the link of the plugin.
+        // The first run of the plugin creates the symbolic link `kubectl-lb`.
         plugin(segment, &["status"]);
         let mut command = segment.client.command(segment.folder.join("kubectl-lb"));
         command.arg("--kubeconfig").arg(segment.folder.join("kubeconfig")).args(["monitor", "-o", "json"]);

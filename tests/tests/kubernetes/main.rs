@@ -3,7 +3,7 @@
 //!
 //! Needs root and `target/debug/lb-agent`, and fails without them. With `LB_TEST_KUBECONFIG=FILE` the module
 //! [`contract`] and some tests of [`source`] use the API server of that file, which must allow cluster IPs in
-//! 10.96.192.0/19. The other tests need the in-repo server.
+//! 10.96.192.0/19. The other tests need the mock server of [`api_server`].
 #![expect(clippy::unwrap_used, reason = "a test panics when the testbed fails")]
 
 mod addresses;
@@ -14,6 +14,7 @@ mod cluster;
 mod contract;
 mod dsr;
 mod endpoint_health;
+mod environment;
 mod faults;
 mod health;
 mod kubectl;

@@ -70,15 +70,15 @@ fn node(name: &str, system: &str) -> Value {
     })
 }
 
-/// The API server of a cluster of kubeadm, and a client of it. The client can also be used in a namespace.
+/// The API server of a kubeadm cluster, and a client that also reaches a server that listens in a namespace.
 struct Api {
     server: ApiServer,
     client: Cluster,
 }
 
 impl Api {
-    /// Starts a server in the namespace that has Nodes and kube-proxy. kube-proxy has been patched, and the chart has
-    /// been installed, as `deploy/README.md` says.
+    /// Starts a server in `netns`, and creates these Nodes and the DaemonSet of kube-proxy. Then patches kube-proxy and
+    /// installs the chart's DaemonSet, as `deploy/README.md` says.
     fn prepared(netns: Option<&Netns>, nodes: &[Value]) -> Self {
         let server = ApiServer::start(netns);
         let kubeconfig = server.kubeconfig();
@@ -159,7 +159,7 @@ fn label_moves_only_its_node_from_kube_proxy_to_lb_agent_and_back() {
     }
 }
 
-/// The rules of kube-proxy in a mode, and how they are written.
+/// The mode of kube-proxy, which decides what rules the tests write in its place.
 #[derive(Clone, Copy)]
 enum Mode {
     Iptables,
@@ -194,7 +194,8 @@ impl Mode {
     }
 }
 
-/// Two nodes, the first of which is moved, with the API server on it, the Service `web`, and what the kubelet runs.
+/// Two nodes with the Service `web`. Tests move the first, node1, from kube-proxy to the agent and back. The API server
+/// runs on node1; `agent` and `kube_proxy` stand for the Pods that a kubelet would run there.
 struct Site {
     agent: Option<(Child, Cleanup)>,
     /// The port that kube-proxy listens on while it runs.
@@ -208,7 +209,7 @@ struct Site {
 impl Site {
     fn new(mode: Mode) -> Self {
         let machines = Machines::for_test(ClientLink::Ethernet).unwrap();
-        // netfilter translates packets of the node's own processes after their routing, which needs a route.
+        // netfilter translates packets of the node's own processes only after routing, so the VIPs need a route.
         let [v4, v6] = CLIENT;
         machines.node1.ip(&format!("route add default via {v4}\nroute add default via {v6}\n")).unwrap();
         let nodes = ["node1", "node2"].map(|name| node(name, "linux"));
@@ -224,8 +225,8 @@ impl Site {
         site
     }
 
-    /// Writes NAT rules that stay, as CNI plugins write them for pods of the node. The kernel tracks and translates no
-    /// connection in a namespace without such rules, not even established ones.
+    /// Writes NAT rules for pods of the node, as CNI plugins do. They stay when the rules of kube-proxy are removed: in
+    /// a namespace without NAT rules, the kernel tracks and translates no connection, not even established ones.
     fn put_masquerading(&self) {
         let pods = ["10.244.1.0/24", "fd00:10:244:1::/64"];
         let families = ["iptables-restore", "ip6tables-restore"].into_iter().zip(pods).zip(CLUSTER_CIDR);
@@ -267,8 +268,9 @@ impl Site {
         }
     }
 
-    /// Writes the ConfigMap of kubeadm and the token of the Pod's service account, as the kubelet does. The API server
-    /// of the test has another address, and no certificate.
+    /// Writes the ConfigMap of kubeadm and the token of the Pod's service account to files, as the kubelet does. The
+    /// ConfigMap names the test's API server in place of kubeadm's. It names no CA certificate, because the test's API
+    /// server uses plain HTTP.
     fn write_config_map(&self) {
         let [config, account] = ["config", "account"].map(|name| self.machines.folder().join(name));
         fs::create_dir_all(&config).unwrap();
@@ -287,7 +289,7 @@ impl Site {
         }
     }
 
-    /// Runs on node1 what the DaemonSets ask for; a Pod that leaves ends before one that comes starts.
+    /// Ends the Pods on node1 that the DaemonSets no longer ask for, then starts those that they newly ask for.
     fn reconcile(&mut self) {
         let [kube_proxy, agent] = ["kube-proxy", "lb-agent"].map(|name| self.api.runs(name, &self.nodes[0]));
         if !kube_proxy {
@@ -404,9 +406,9 @@ fn end(mut child: Child) {
     assert!(status.is_some_and(|status| status.success()), "{status:?}");
 }
 
-/// Stops clients after some more transactions, and asserts that each failed at most twice: with the connection that was
-/// open when the translation passed from kube-proxy's rules to the agent's programs or back, and on a busy machine with
-/// one that it opened while only some devices had programs.
+/// Stops clients after some more transactions, and asserts that each client failed at most twice. It may lose the
+/// connection that was open when the translation passed from kube-proxy's rules to the agent's programs or back. On a
+/// busy machine, it may also lose a connection that it opened while only some devices had programs.
 #[track_caller]
 fn assert_at_most_two_failures_each(traffic: Traffic) {
     traffic.progresses().unwrap();
@@ -415,7 +417,7 @@ fn assert_at_most_two_failures_each(traffic: Traffic) {
     println!("{} transactions, {} failures", report.transactions(), report.failures());
 }
 
-/// Moves node1 there and back, while connections of the node's own processes last.
+/// Moves node1 from kube-proxy to the agent and back. Traffic of the node's own processes must continue meanwhile.
 fn node_moves_and_comes_back(mode: Mode) {
     if ["iptables-restore", "nft"].iter().any(|tool| Command::new(tool).arg("-V").output().is_err()) {
         return skip::whole("there is no iptables or no nft");

@@ -1,4 +1,4 @@
-//! Tests of the condition that the API server has some CRDs of MetalLB and lacks others.
+//! Tests with an API server that has some CRDs of MetalLB and lacks others.
 
 use std::{fs, net::SocketAddr, thread};
 
@@ -24,10 +24,9 @@ impl Bed {
     }
 
     /// The value of `lb_conditions` with this label `about`.
-    fn conditions(&self, about: &str) -> Option<usize> {
-        let text = http::get(&self.netns, METRICS, "/metrics").ok()?.body;
-        let start = format!("lb_conditions{{about=\"{about}\"}} ");
-        text.lines().find_map(|line| line.strip_prefix(&start))?.parse().ok()
+    fn conditions(&self, about: &str) -> Option<u64> {
+        let metrics = http::get(&self.netns, METRICS, "/metrics").ok()?;
+        metrics.metric(&format!("lb_conditions{{about=\"{about}\"}}"))
     }
 }
 

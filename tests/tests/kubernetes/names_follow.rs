@@ -17,7 +17,7 @@ const CHANGES: u32 = 50;
 /// Limit on the median of [`Delay::own`], which excludes the time in which tasks waited for resources. The limit on the
 /// shortest [`Delay::wall`], which includes that time, is five times as long.
 const BOUND: Duration = Duration::from_millis(10);
-/// How long a single change may take on the busiest machine; only an agent that misses it takes longer.
+/// How long a single change may take on the busiest machine. Only an agent that misses the change takes longer.
 const LOST: Duration = Duration::from_secs(30);
 /// Pause between two queries, so that the client leaves time to the agent on a machine with one CPU.
 const PAUSE: Duration = Duration::from_micros(200);

@@ -73,7 +73,7 @@ fn settings_follow_the_node_object_and_survive_without_the_api_server() {
     assert!(are_from_the_api_server(&settings(&bed).unwrap()), "{:?}", settings(&bed));
 }
 
-/// The addresses from which the node accepts tunnelled packets, without `--dsr-peers`.
+/// The addresses from which the node accepts tunnelled packets, in addition to the networks of `--dsr-peers`.
 fn peers(bed: &Bed) -> Vec<String> {
     let peers = Pinned::open(&bed.bpffs()).and_then(|pinned| pinned.peers()).unwrap_or_default();
     peers.into_iter().map(|address| IpAddr::from(address).to_string()).collect()

@@ -38,7 +38,7 @@ pub(crate) enum PodExec {
     Runs { netns: Netns, bpffs: PathBuf },
     /// Never answers, like a node that hangs.
     Silent,
-    /// Refuses the command, as to a client without the permission.
+    /// Refuses the command, as if the client lacked the permission.
     Forbidden,
 }
 

@@ -1,4 +1,4 @@
-//! A cluster without pods on one bridge: nodes with an agent and an HTTP server each, a client, and the API server.
+//! A cluster on one bridge, without pods: nodes with an agent and an HTTP server each, a client, and the API server.
 
 use std::{fs, net::IpAddr, path::PathBuf};
 

@@ -14,7 +14,7 @@ use nix::errno::Errno;
 
 use crate::{
     bed::{HTTP, RANGES, UDP, vips},
-    lan::{EVERY, Frontend::ClusterIp, Lan, Verdict, external, node_addresses, probe, probe_briefly},
+    lan::{EVERY, Frontend::ClusterIp, Lan, Observation, external, node_addresses, probe, probe_briefly},
 };
 
 /// A port number that no Service has.
@@ -29,7 +29,7 @@ fn unlisted_ports_are_rejected_and_unassigned_cluster_ips_are_dropped() {
             for number in [1, 2] {
                 let unlisted = SocketAddr::new(vips(number)[family], UNLISTED);
                 let verdict = probe(lan.netns(source), unlisted, protocol);
-                assert_eq!(verdict, Verdict::Refused, "{source} → {unlisted}");
+                assert_eq!(verdict, Observation::Refused, "{source} → {unlisted}");
             }
         }
     }
@@ -41,7 +41,7 @@ fn unlisted_ports_are_rejected_and_unassigned_cluster_ips_are_dropped() {
                 scope.spawn(move || {
                     assert_eq!(
                         probe_briefly(lan.netns(source), to, protocol),
-                        Verdict::Silent,
+                        Observation::Silent,
                         "{source} → {to}"
                     );
                 });
@@ -145,7 +145,7 @@ fn cluster_ip_that_the_node_has_reaches_its_own_listener() {
         let all_reach = |server: &str| {
             let reaches = |source: &Netns, (protocol, family)| {
                 let to = ClusterIp.of(1, (protocol, family));
-                matches!(probe_briefly(source, to, protocol), Verdict::Answered(answer) if answer.server == server)
+                matches!(probe_briefly(source, to, protocol), Observation::Answered(answer) if answer.server == server)
             };
             let sources = [lan.netns("pod1"), lan.netns("client"), &node];
             let all = || sources.iter().all(|source| EVERY.iter().all(|how| reaches(source, *how)));

@@ -71,8 +71,8 @@ fn affinity_selects_a_new_backend_after_removal_and_follows_edits() {
 #[test]
 fn affinity_expires_after_its_timeout_and_connections_refresh_it() {
     let lan = Lan::with(&[]);
-    // The choices for all Services, protocols and families count like those for 16 clients: the probability that all of
-    // them get the same backends again is one in 4^16.
+    // Each of the four Services has a choice of its own for each protocol and family: 16 choices among four backends.
+    // The probability that all of them have the same results again is one in 4^16.
     let services = [1, 2, 3, 4];
     let all = || services.map(|number| chosen(&lan, "client", number, NodePort(1)));
     let with_timeout =

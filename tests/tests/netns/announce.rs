@@ -12,6 +12,7 @@ use std::{
 };
 
 use lb_tests::{
+    StopOnDrop,
     agent::{Agent, Settings},
     cleanup::{self, Cleanup, Resource},
     client::{Connection, ask_here, ask_http},
@@ -35,7 +36,7 @@ use serde_json::Value;
 /// The addresses of the Service. MetalLB's hash ranks three nodes in the same order for both: n3, n2, n1.
 const VIP: &str = "192.0.2.100";
 const VIP6: &str = "2001:db8::6d";
-/// The best of three nodes.
+/// The number of the node that MetalLB's hash ranks first of three nodes.
 const BEST: usize = 3;
 const ADVERTISEMENT: &str = "{apiVersion: metallb.io/v1beta1, kind: L2Advertisement, metadata: {name: all, namespace: metallb-system}}\n";
 /// How long to wait for an announcement or a takeover. An agent that has just started votes for no node for 1.2 s.
@@ -131,7 +132,8 @@ impl Segment {
         lines.map(|(_, mac)| mac.trim().to_lowercase()).collect()
     }
 
-    /// Waits until a node that `accept` accepts answers for the address; returns its number, and how long it took.
+    /// Waits until a node for which `accept` returns `true` answers for the address. Returns the number of that node,
+    /// and the time that passed.
     fn owner(&self, patience: Duration, accept: impl Fn(usize) -> bool) -> (usize, Duration) {
         let start = Instant::now();
         let answering = || {
@@ -149,22 +151,28 @@ impl Segment {
         serde_json::from_value(agent.json(&["announce", "list"]).unwrap()).unwrap()
     }
 
+    /// A metric of the agent on a node.
+    fn metric(&self, number: usize, name: &str) -> u64 {
+        let address = SocketAddr::from(([127, 0, 0, 1], 10_249));
+        let metrics = http::get(&self.nodes[number - 1], address, "/metrics").unwrap();
+        metrics.metric(name).unwrap_or_else(|| panic!("no {name} in {metrics:?}"))
+    }
+
     /// Whether the node announces no address, as its agent reports.
     fn is_silent(&self, number: usize) -> bool {
         let list = self.list(number);
         !list.is_empty() && list.iter().all(|address| address["here"] == false)
     }
 
-    /// Divides the nodes into groups. Each node loses the messages of members in other groups, and nothing else. The
-    /// node `first` is the first one to hear others again, so that they yield to it before they can grant each other
-    /// the addresses.
-    fn split(&self, first: usize, groups: &[&[usize]]) {
-        let mut numbers: Vec<usize> = (1..=self.nodes.len()).collect();
-        numbers.sort_by_key(|number| *number != first);
-        for number in numbers {
-            let group = groups.iter().find(|group| group.contains(&number)).unwrap();
+    /// Divides the nodes into groups, which may overlap: each node drops the messages of the nodes with which it shares
+    /// no group, and nothing else.
+    fn split(&self, groups: &[&[usize]]) {
+        let numbers = 1..=self.nodes.len();
+        for number in numbers.clone() {
+            let share =
+                |other: usize| groups.iter().any(|group| group.contains(&number) && group.contains(&other));
             let mut rules = String::new();
-            for other in (1..=self.nodes.len()).filter(|other| !group.contains(other)) {
+            for other in numbers.clone().filter(|other| !share(*other)) {
                 writeln!(rules, "ip saddr 192.0.2.{other} udp dport 7947 drop").unwrap();
             }
             // The first line makes sure that the table to delete exists.
@@ -314,8 +322,8 @@ fn request_with_a_vlan_tag_is_answered_on_the_vlan_device_only() {
     assert_eq!(segment.arping(1, VIP), BTreeSet::new(), "a request without the tag");
 }
 
-/// Starts three nodes, and waits until the best one answers for both addresses. Returns the segment, a record of the
-/// claims from then on, and the number of that node.
+/// Starts three nodes, and waits until the best candidate, the node [`BEST`], answers for both addresses. Returns the
+/// segment, a sniffer of the frames that announce the addresses from then on, and the number of that node.
 fn three() -> (Segment, Sniffer, usize) {
     let mut segment = Segment::new(3);
     let members = segment.members();
@@ -332,14 +340,15 @@ fn both() -> [IpAddr; 2] {
     [VIP, VIP6].map(|address| address.parse().unwrap())
 }
 
-/// Minimum time without an answer between a node whose right to announce has expired and the next node. A right lasts
-/// 0.9 s from when the node sent its question; the members' promises to the node last 1.2 s from when the question
-/// arrived, and until then they promise the address to no other node.
+/// Minimum time during which no node answers, after the right of a node to announce has expired and before the next
+/// node takes over. The right lasts 0.9 s from when the node sent its question. The members' promises to the node last
+/// 1.2 s from when the question arrived; until they end, the members promise the address to no other node.
 const SILENCE: Duration = Duration::from_millis(300);
 
 /// Asserts that exactly these nodes have claimed each address, one after the other: a node that was replaced claims
-/// nothing until its next turn, so in no second do two nodes answer in turn. Before a node that took an address over by
-/// itself (`true`), and not by a planned hand-over (`false`), no node claims the address for [`SILENCE`].
+/// nothing until its next turn, so two nodes never alternate. `true` stands for a node that took the address over by
+/// itself, `false` for one that got it by a planned hand-over. Before a node with `true` claims the address, no node
+/// claims it for [`SILENCE`].
 #[track_caller]
 fn assert_turns(sniffer: &Sniffer, expected: &[(usize, bool)]) {
     for address in both() {
@@ -365,9 +374,10 @@ fn wait_for_takeover(sniffer: &Sniffer) {
     wait_for(SOON, has_moved).expect("no other node claims the addresses");
 }
 
-/// Milliseconds after which the frames that announce an address to all machines must follow the first of them.
+/// When a node announces an address to all machines, in milliseconds after its first announcement.
 const BURST: [u64; 5] = [0, 1_100, 2_200, 3_300, 5_000];
-/// How much earlier than in [`BURST`] a frame may follow: the first one is sent some time after the takeover.
+/// How much earlier than in [`BURST`] a frame may follow: the agent counts these times from the takeover, and sends the
+/// first frame some time after it.
 const EARLY: Duration = Duration::from_millis(100);
 /// How much later a frame may follow: the agent checks each 200 ms which frames are due.
 const LATE: Duration = Duration::from_millis(500);
@@ -412,10 +422,17 @@ fn exactly_one_of_three_nodes_answers_and_another_replaces_it_within_two_seconds
             list[0]["node"] == format!("n{owner}") && list[0]["here"] == (number == owner)
         }
     };
+    let takeovers = |segment: &Segment, number| segment.metric(number, "lb_announce_takeovers_total");
     for number in 1..=3 {
         let list = segment.list(number);
         assert!(agrees(number)(&list), "n{number} says {list:?}");
+        // The right of the owner lasts 0.9 s unless the owner renews it.
+        let right_ends = list[0]["expiresInMs"].as_u64();
+        assert_eq!(right_ends.is_some_and(|ms| ms <= 900), number == owner, "{list:?}");
+        let announced = segment.metric(number, "lb_announced_addresses");
+        assert_eq!(announced, if number == owner { 2 } else { 0 }, "n{number}");
     }
+    let before: Vec<u64> = (1..=3).map(|number| takeovers(&segment, number)).collect();
     for number in 1..=3 {
         let agent = segment.agents[number - 1].as_ref().unwrap();
         let output = |arguments: &[&str]| String::from_utf8(agent.ask(arguments).unwrap().stdout).unwrap();
@@ -439,6 +456,7 @@ fn exactly_one_of_three_nodes_answers_and_another_replaces_it_within_two_seconds
         assert_eq!(segment.neighbour(address), Some(mac(next)), "{address}");
     }
     assert!(took < Duration::from_secs(2), "{took:?}");
+    assert_eq!(takeovers(&segment, next), before[next - 1] + 2, "n{next} has taken both addresses over");
     assert_burst(&sniffer, next);
     assert_turns(&sniffer, &[(owner, false), (next, true)]);
 }
@@ -457,19 +475,11 @@ fn connections_until(stop: &AtomicBool, to: SocketAddr) -> std::io::Result<(usiz
     Ok((count as usize, lost))
 }
 
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Interval between two new connections, 500 per second, unless the machine is too slow.
 const CONNECTION_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A connection ends if it is open while its packets move to another node, which has no flow for it. The client has one
-/// connection at a time, and the packets move twice.
+/// connection at a time, and the packets move twice, so at most two connections end.
 #[test]
 fn planned_handover_ends_only_connections_that_are_open_at_that_moment() {
     let (mut segment, sniffer, owner) = three();
@@ -531,33 +541,40 @@ fn hung_owner_stops_answering_before_another_begins() {
     assert_turns(&sniffer, &[(owner, false), (next, true), (owner, false)]);
 }
 
-/// Tests the table of docs/announce.md with agents that lose each other's messages. (The simulation has more cases.)
+/// Tests situations from the table in docs/announce.md, with agents that do not receive each other's messages. (The
+/// simulation tests more of them.)
 #[test]
 fn one_of_three_nodes_apart_stops_and_without_a_majority_no_node_announces() {
     let (segment, sniffer, owner) = three();
     let others: Vec<usize> = (1..=3).filter(|number| *number != owner).collect();
     // The owner is apart from the two others, one of which takes over.
-    segment.split(owner, &[&[owner], &others]);
+    segment.split(&[&[owner], &others]);
     wait_for_takeover(&sniffer);
     let (next, _) = segment.owner(SOON, |number| number != owner);
     thread::sleep(Duration::from_secs(1));
     assert_turns(&sniffer, &[(owner, false), (next, true)]);
     assert!(segment.is_silent(owner) && !segment.is_silent(next));
 
-    // No node hears another one: nobody answers.
-    segment.split(owner, &[&[1], &[2], &[3]]);
+    // No node hears another one, so no node answers.
+    segment.split(&[&[1], &[2], &[3]]);
     wait_until_quiet(&sniffer);
     assert!((1..=3).all(|number| segment.is_silent(number)));
     assert_turns(&sniffer, &[(owner, false), (next, true)]);
 
-    // All hear each other again.
-    segment.split(owner, &[&[1, 2, 3]]);
+    // The best node and each other one hear each other again. The two others must not: until both have received a
+    // message of the best node, they could promise the addresses to each other.
+    segment.split(&[&[owner, others[0]], &[owner, others[1]]]);
     wait_for_takeover(&sniffer);
+    assert_turns(&sniffer, &[(owner, false), (next, true), (owner, true)]);
+
+    // All hear each other again, which changes nothing.
+    segment.split(&[&[1, 2, 3]]);
+    thread::sleep(Duration::from_secs(1));
     assert_turns(&sniffer, &[(owner, false), (next, true), (owner, true)]);
 
     // A node that does not announce is apart: the owner goes on.
     let (apart, rest) = (others[0], [owner, others[1]]);
-    segment.split(owner, &[&[apart], &rest]);
+    segment.split(&[&[apart], &rest]);
     thread::sleep(Duration::from_secs(3));
     let claimed = || sniffer.claims(both()[0]).len();
     let before = claimed();
@@ -601,7 +618,7 @@ fn announced_address_on_a_device_of_the_node_is_a_condition_until_it_is_removed(
         segment.nodes[0].ip(&format!("address add {VIP}/32 dev {device}\n")).unwrap();
         let named = wait_for(SOON, || is_named(device).then_some(()));
         assert!(named.is_some(), "{device}: {:?}", conditions(&segment));
-        // The reason for the condition: without an announcement, the kernel answers.
+        // Shows why such an address is a condition: the kernel answers for it even without an announcement.
         segment.folders[0].remove("advertisement").unwrap();
         let gone = wait_for(SOON, || (!is_named(device)).then_some(()));
         assert!(gone.is_some(), "{:?}", conditions(&segment));
@@ -621,12 +638,7 @@ fn address_that_no_advertisement_covers_is_a_condition() {
     segment.start(&[]);
     let uncovered =
         || conditions(&segment).into_iter().find(|it| it.contains("no L2Advertisement covers it"));
-    let metric = || {
-        let address = SocketAddr::from(([127, 0, 0, 1], 10_249));
-        let text = http::get(&segment.nodes[0], address, "/metrics").unwrap().body;
-        let line = text.lines().find_map(|line| line.strip_prefix("lb_announce_uncovered_addresses "));
-        line.map(str::to_owned)
-    };
+    let metric = || segment.metric(1, "lb_announce_uncovered_addresses");
     let listed = || (!conditions(&segment).is_empty() && uncovered().is_some()).then_some(());
     assert!(uncovered().is_none(), "without advertisements, nothing shall be announced");
     let of_other = ADVERTISEMENT.replace("}}", "}, spec: {ipAddressPools: [other]}}");
@@ -634,8 +646,8 @@ fn address_that_no_advertisement_covers_is_a_condition() {
     assert!(wait_for(SOON, listed).is_some(), "{:?}", conditions(&segment));
     let text = uncovered().unwrap();
     assert!(text.starts_with("pool \"pool\"") && text.contains("192.0.2.100 (default/web)"), "{text}");
-    assert_eq!(metric().as_deref(), Some("2"));
+    assert_eq!(metric(), 2);
     segment.advertise();
     wait_for(SOON, || uncovered().is_none().then_some(())).expect("the advertisement covers all pools");
-    assert_eq!(metric().as_deref(), Some("0"));
+    assert_eq!(metric(), 0);
 }

@@ -25,8 +25,8 @@ use crate::{
 const ROOM: u32 = 400;
 /// Value of `--masquerade-ports` that allows 200 connections to one backend.
 const FEW_PORTS: &str = "20000-20199";
-/// How long a new client may wait to be served. Under pressure, streams are evicted last, after 10 s without a packet;
-/// `RECOVERY` is twice that time, for slow machines.
+/// How long a new client may wait to be served. Of the flows of these floods, UDP streams ([`Phase::Stream`]) are
+/// evicted last: under pressure, after 10 s without a packet. `RECOVERY` is twice that time, for slow machines.
 const RECOVERY: Duration = Duration::from_secs(2 * Phase::Stream.least_timeout_seconds() as u64);
 /// The timeout of streams must be much longer than [`RECOVERY`], so that the tests can tell eviction from expiry.
 const _: () = assert!(
@@ -126,7 +126,7 @@ fn entries_of_forged_udp_streams_are_evicted_for_new_clients() {
     }
     let served = || ask_udp(client, udp(WEB[0]), 8).ok();
     assert!(wait_for(RECOVERY, served).is_some(), "no new client gets in within {RECOVERY:?}");
-    // Without pressure, no stream of the last wave would have expired yet. (Measured by this test itself, because
+    // Without pressure, no stream of the last wave would have expired yet. (The test measures this time itself, because
     // `wait_for` does not count time in which tasks wait for a CPU, I/O or memory.)
     let recovered = last_wave.elapsed();
     assert!(recovered < Duration::from_secs(Phase::Stream.timeout_seconds().into()), "{recovered:?}");

@@ -52,9 +52,7 @@ impl Bed {
 
     /// Like [`Self::metric`], for a metric that may not exist.
     pub(crate) fn find_metric(&self, name: &str) -> Option<u64> {
-        let body = get(&self.cluster.node1, METRICS, "/metrics").unwrap().body;
-        let value = body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        value.map(|value| value.parse().unwrap())
+        get(&self.cluster.node1, METRICS, "/metrics").unwrap().metric(name)
     }
 
     /// A cluster with an agent, in which the Service `web` has these pods as backends.

@@ -168,8 +168,8 @@ fn agent_needs_every_capability_of_the_daemon_set() {
     }
 }
 
-/// Runs the command of the Pod of `helm test` in pod1, with the programs of the image busybox, as the Pod's user and with
-/// the variables that kubelet sets.
+/// Runs the command of the Pod of `helm test` in pod1, with the programs of the image busybox, as the Pod's user and
+/// with the variables that kubelet sets.
 fn helm_test(bed: &Bed, programs: &Path, to: IpAddr) -> bool {
     const TEMPLATE: &str = include_str!("../../../deploy/chart/templates/tests/vip.yaml");
     let command = TEMPLATE.lines().find_map(|line| line.trim().strip_prefix("command: ")).unwrap();

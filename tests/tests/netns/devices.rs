@@ -100,8 +100,8 @@ fn vlan_device_on_a_served_parent_device_is_served() {
     for masquerade in [false, true] {
         let arguments = ["--forwarding", "direct", "--masquerade-all"];
         let mut bed = Bed::without_agent(ClientLink::Vlan(100), &["pod2", "pod3"]);
-        // The agent serves the parent as a wire device because it has an address. At ingress, the parent's programs run
-        // before those of the VLAN device, but the kernel has already taken the tag out of the frame.
+        // The agent serves the parent as a wire device because the parent has an address. At ingress, the parent's
+        // programs run before those of the VLAN device, but the kernel has already taken the tag out of the frame.
         bed.cluster.node1.ip("address add 192.0.2.77/24 dev eth0\n").unwrap();
         bed.start_agent_with(&arguments[..if masquerade { 3 } else { 2 }]);
         assert_serves_the_client(&bed, |answer| (answer.seen == answer.local) != masquerade);

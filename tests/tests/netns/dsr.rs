@@ -2,7 +2,7 @@
 //! reply directly. The router sends packets to services to the first or the second of three nodes; the third has only
 //! backends.
 
-use std::{fs, net::SocketAddr, ops::Deref, time::Duration};
+use std::{fs, net::SocketAddr, ops::Deref, thread, time::Duration};
 
 use aya::Ebpf;
 use lb_tests::{
@@ -24,12 +24,12 @@ use crate::{
     lan::{
         CLUSTER_CIDR, EXTERNAL, Expect,
         Frontend::{self, ClusterIp, ExternalIp, LoadBalancer, NodePort},
-        Lan, Protocol, Seen, Verdict, probe, probe_briefly,
+        Lan, Observation, Protocol, Seen, probe, probe_briefly,
     },
     xdp::passing_program,
 };
 
-/// Accepts tunnels of all nodes.
+/// Arguments that make an agent accept tunnelled packets from all nodes.
 pub(crate) const PEERS: [&str; 2] = ["--dsr-peers", "172.18.0.0/24,fd00:172:18::/64"];
 
 /// Three nodes with agents. Dropping this ends the agents first, then the programs at the other ends of the wires.
@@ -130,7 +130,14 @@ fn dsr_backends_on_other_nodes_receive_the_client_address_and_reply_directly() {
             nodes.service(2, &["pod3", "pod6"]),
             nodes.service(3, &["pod1"]),
         ]);
-        let replies = nodes.counted(1, "reply") + nodes.counted(1, "routed");
+        let count = || nodes.counted(1, "reply") + nodes.counted(1, "routed");
+        // Last segments of the connections that `serve` has made may still pass.
+        let settled = || {
+            let before = count();
+            thread::sleep(Duration::from_millis(300));
+            (count() == before).then_some(before)
+        };
+        let replies = wait_for(PATIENCE, settled).expect("the connections of `serve` end");
         nodes.check(&["client", "client2"], 1, &EXTERNAL, Expect::Answer(&["pod5"], Seen::Client));
         nodes.check(&["client"], 1, &[NodePort(2)], Expect::Answer(&["pod5"], Seen::Client));
         nodes.check(
@@ -139,7 +146,7 @@ fn dsr_backends_on_other_nodes_receive_the_client_address_and_reply_directly() {
             &[LoadBalancer, NodePort(2)],
             Expect::Answer(&["pod3", "pod6"], Seen::Client),
         );
-        assert_eq!(nodes.counted(1, "reply") + nodes.counted(1, "routed"), replies, "no reply passes node 1");
+        assert_eq!(count(), replies, "no reply passes node 1");
         nodes.check(&["client"], 3, &EXTERNAL, Expect::Answer(&["pod1"], Seen::Client));
         // Packets of internal clients, and packets to cluster IPs, do not go through tunnels.
         nodes.check(&["client"], 1, &[ClusterIp], Expect::Answer(&["pod5"], Seen::Node(1)));
@@ -181,7 +188,7 @@ fn dsr_serves_clients_behind_a_device_without_ethernet_header() {
         for (protocol, family) in [Protocol::Tcp, Protocol::Udp].map(|p| [(p, 0), (p, 1)]).concat() {
             let to = LoadBalancer.of(1, (protocol, family));
             let ask = || {
-                if let Verdict::Answered(answer) = probe_briefly(&far, to, protocol) {
+                if let Observation::Answered(answer) = probe_briefly(&far, to, protocol) {
                     Some(answer)
                 } else {
                     None
@@ -210,7 +217,7 @@ fn hybrid_mode_uses_dsr_for_tcp_only_and_annotations_override_it() {
         for family in [0, 1] {
             for frontend in [NodePort(1), LoadBalancer, ExternalIp] {
                 let to = frontend.of(number, (protocol, family));
-                let Verdict::Answered(answer) = probe(nodes.netns("client"), to, protocol) else {
+                let Observation::Answered(answer) = probe(nodes.netns("client"), to, protocol) else {
                     panic!("{to} {protocol:?} does not answer")
                 };
                 let source = nodes.source(1, &answer.server, to.ip());
@@ -241,7 +248,7 @@ fn default_mode_masquerades_external_clients() {
 }
 
 /// Large transfers in both directions: the node must send ICMP "too big" for packets that do not fit into the tunnel,
-/// and for segments that a device would build (GSO).
+/// and for GSO packets whose segments would not fit.
 #[test]
 fn tunnel_mtu_is_reported_to_clients() {
     for (tunnel, xdp, overheads) in [
@@ -447,7 +454,8 @@ fn forged_handshakes_with_dsr_hold_no_entry_for_long() {
     for kind in [Forged::Syn, Forged::Ack] {
         flood::forge(client, to, 0..6 * ROOM, kind).unwrap();
     }
-    let is_served = || matches!(probe_briefly(client, to, Protocol::Tcp), Verdict::Answered(_)).then_some(());
+    let is_served =
+        || matches!(probe_briefly(client, to, Protocol::Tcp), Observation::Answered(_)).then_some(());
     assert!(wait_for(RECOVERY, is_served).is_some(), "no new client gets in within {RECOVERY:?}");
 }
 

@@ -10,7 +10,7 @@ use lb_tests::{
 
 use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
-/// How long a change may take from the rename of a file until the kernel has it.
+/// How long a changed file may take from its rename until the kernel has the change.
 const PROMPTLY: Duration = Duration::from_secs(1);
 
 /// Names of the servers that answer 40 new connections.

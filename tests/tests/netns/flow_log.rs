@@ -48,6 +48,9 @@ const SHOP: [IpAddr; 2] = vips(20);
 /// A client's port outside of the range of ephemeral ports, so that no other connection has it.
 const PORT: u16 = 20_000;
 
+/// The annotation of AWS that includes a Service in the flow log, or excludes it.
+const ACCESS_LOG: &str = "service.beta.kubernetes.io/aws-load-balancer-access-log-enabled";
+
 /// The flow log of the agent on node 1.
 fn log(cluster: &Cluster) -> PathBuf {
     cluster.bpffs(1).with_file_name("flows.json")
@@ -252,7 +255,7 @@ fn assert_verdicts(lan: &Lan, connections: &[Expected]) {
             expected.insert((local.ip().to_string(), local.port()), *verdict);
         }
     }
-    // Other connections, of the marker of `Lan::apply`, have lines as well.
+    // The log also has lines of the connections that `Lan::apply` makes to its marker Service; `found` leaves them out.
     let mut sent: BTreeMap<&str, u64> = BTreeMap::new();
     let found = wait_for(SOON * 2, || {
         sent.clear();
@@ -308,21 +311,32 @@ fn verdict_is_the_outcome_of_the_packets() {
     }
 }
 
-#[test]
-fn annotation_selects_services() {
-    let bed = bed(&["pod1"], &["--flow-log-services", "annotated"]);
+/// Opens connections to `shop`, whose access log is set to `logged`, and to these addresses. Asserts that the log has
+/// `count` connections, all of them to `service`.
+fn assert_logged(arguments: &[&str], logged: &str, vips: &[IpAddr], service: &str, count: usize) {
+    let bed = bed(&["pod1"], arguments);
     let mut shop = bed.service("shop", SHOP, &["pod1"]);
-    let name = "service.beta.kubernetes.io/aws-load-balancer-access-log-enabled";
-    shop.annotations.push((name, "true".to_owned()));
+    shop.annotations.push((ACCESS_LOG, logged.to_owned()));
     bed.cluster.manifests.put(&shop).unwrap();
     let client = &bed.cluster.client;
     wait_for(SOON, || ask_briefly(client, SHOP[0])).unwrap();
-    for vip in [WEB[0], SHOP[1], WEB[1]] {
-        Connection::open(client, http(vip)).unwrap().ask().unwrap();
+    for vip in vips {
+        Connection::open(client, http(*vip)).unwrap().ask().unwrap();
     }
-    // `shop` has had three connections: two from `ask_briefly`, and the one to `SHOP[1]`.
-    let ends = ended(&bed.cluster, 3);
-    assert!(ends.iter().all(|line| line["service"] == "shop"), "{ends:#?}");
+    let ends = ended(&bed.cluster, count);
+    assert!(ends.iter().all(|line| line["service"] == service), "{ends:#?}");
+}
+
+#[test]
+fn annotation_selects_services() {
+    // `shop` has three connections: two from `ask_briefly`, and the one to `SHOP[1]`.
+    assert_logged(&["--flow-log-services", "annotated"], "true", &[WEB[0], SHOP[1], WEB[1]], "shop", 3);
+}
+
+#[test]
+fn annotation_excludes_a_service() {
+    // The connections to `web` end last, so the log would have those to `shop` before them.
+    assert_logged(&[], "false", &[SHOP[1], WEB[0], WEB[1]], "web", 2);
 }
 
 #[test]
@@ -358,7 +372,8 @@ fn connection_that_a_silent_backend_leaves_unanswered_has_the_reason_retry() {
     let client = &bed.cluster.client;
     let silent = Connection::open(client, http(WEB[0])).unwrap().ask().unwrap().server;
     bed.silence(&silent);
-    // Waits for the SYNs that the silent backend gets, however long the kernel waits between them.
+    // Unlike `open`, `open_from_port` connects without a time limit, so it waits until a retransmitted SYN goes to the
+    // other backend.
     let answer = Connection::open_from_port(client, PORT, http(WEB[0])).unwrap().ask().unwrap();
     assert_ne!(answer.server, silent);
     let ends = ended(&bed.cluster, 3);
@@ -371,8 +386,8 @@ fn connection_that_a_silent_backend_leaves_unanswered_has_the_reason_retry() {
     assert_eq!(of_port, expected, "{ends:#?}");
 }
 
-/// The node has a single port for masqueraded flows. A flow that has got no answer for more than five seconds loses it
-/// to the next flow.
+/// The node has a single port for masqueraded flows. A flow that has got no answer for more than five seconds loses the
+/// port to the next flow.
 #[test]
 fn flow_whose_source_port_another_one_takes_is_replaced() {
     let bed = bed(&["pod1"], &["--masquerade-all", "--masquerade-ports", "20000-20000"]);
@@ -401,7 +416,7 @@ fn evicted_flows_have_lines_with_exact_counts() {
         });
         let socket = socket.unwrap();
         echo(&socket, b"123456").unwrap();
-        // Pauses, because no flow is evicted in its first three seconds.
+        // Pauses so that the first flows become older than three seconds: younger ones are not evicted.
         thread::sleep(Duration::from_millis(80));
     }
     let ends = ended(&bed.cluster, 40);
@@ -478,8 +493,9 @@ fn open_connection_has_a_line_for_each_interval() {
     assert_eq!(sum, traffic(end), "{all:#?}");
 }
 
-/// A cluster with the Services `web` and `shop`; the annotation gives `shop` an interval of five minutes. The clock of
-/// the agent, but not that of the programs, is `ahead` seconds ahead, so connections seem to be older by that.
+/// A cluster with the Services `web` and `shop`. The agent's `--flow-log-interval` is `interval`, in seconds; an
+/// annotation gives `shop` an interval of five minutes. The agent's clock, but not the clock of the programs, is
+/// `ahead` seconds ahead, so connections seem older by that time.
 fn bed_with_interval_of_shop(interval: &str, ahead: u32) -> Bed {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
     let mut shop = bed.service("shop", SHOP, &["pod1"]);
@@ -627,7 +643,7 @@ fn standard_output_gets_the_lines() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
     bed.start_agent_with(&["--flow-log", "-"]);
     let port = Connection::open(&bed.cluster.client, http(WEB[0])).unwrap().ask().unwrap().local.port();
-    // The file has both outputs of the agent; its own log is not JSON.
+    // The file receives both outputs of the agent. Standard error has the agent's own log, which is not JSON.
     let output = bed.cluster.agent_settings(1).log;
     let found = || {
         let text = fs::read_to_string(&output).unwrap();
@@ -649,10 +665,10 @@ fn rotated_files_have_every_sampled_connection() {
     let bed = bed(&["pod1"], &[&sampled[..], &["--flow-log-max-size", "1", "--flow-log-keep", "3"]].concat());
     flood::forge(&bed.cluster.client, udp(WEB[0]), 0..FLOWS, Forged::Datagram).unwrap();
     bed.agent.as_ref().unwrap().ask(&["conntrack", "flush"]).unwrap();
-    // 5,000 are expected, with a standard deviation of 50.
+    // 5,000 lines are expected, with a standard deviation of 50.
     let written = || Some(bed.metric("lb_flow_log_lines_total")).filter(|lines| *lines > 4700);
     wait_for(SOON * 2, written).unwrap();
-    // Two more passes: no line is missing, and none comes late.
+    // Waits for two more GC passes, so that lines that come late count as well.
     thread::sleep(Duration::from_secs(11));
     let written = bed.metric("lb_flow_log_lines_total");
     assert!(written < 5300, "{written} of {FLOWS} are half of them");

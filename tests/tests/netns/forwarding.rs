@@ -8,7 +8,7 @@ use lb_tests::client::Connection;
 use crate::lan::{
     Expect,
     Frontend::{ClusterIp, LoadBalancer, NodePort},
-    Lan, Protocol, Seen, Verdict, probe,
+    Lan, Observation, Protocol, Seen, probe,
 };
 
 const DIRECT: [&str; 2] = ["--forwarding", "direct"];
@@ -30,8 +30,9 @@ fn transfer(lan: &Lan, source: &str, to: SocketAddr) -> io::Result<String> {
 fn direct_forwarding_bypasses_the_stack_in_both_directions() {
     let lan = Lan::with(&DIRECT);
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
-    // Outcomes of packets that pass through the stack. For a masqueraded connection, `reply` is no such outcome: its
-    // replies are translated a second time at egress even if they bypass the stack.
+    // Outcomes of packets that pass through the stack. `reply` is one of them only if the connection is not
+    // masqueraded: the programs translate the replies of a masqueraded connection a second time at egress, and then
+    // count `reply`, even if the replies bypass the stack.
     let (plain, masqueraded) = (&["forward", "reply"][..], &["forward"][..]);
     for (source, number, frontend, through_stack) in [
         ("pod1", 1, ClusterIp, plain),
@@ -80,7 +81,7 @@ fn direct_forwarding_bypasses_netfilter_forward_rules() {
         let node = &lan.cluster.node1;
         assert!(node.command("nft").arg(RULES).status().unwrap().success());
         let verdict = probe(lan.netns("pod1"), to, Protocol::Tcp);
-        assert_eq!(matches!(verdict, Verdict::Answered(_)), passes, "{arguments:?}: {verdict:?}");
+        assert_eq!(matches!(verdict, Observation::Answered(_)), passes, "{arguments:?}: {verdict:?}");
     }
 }
 
@@ -110,7 +111,7 @@ fn direct_forwarding_follows_policy_routing_by_pod() {
         for _ in 0..5 {
             let verdict = probe(lan.netns("pod1"), to, Protocol::Tcp);
             assert!(
-                !matches!(verdict, Verdict::Answered(_)),
+                !matches!(verdict, Observation::Answered(_)),
                 "{pod} reaches {to} although its routing table has no route: {verdict:?}"
             );
         }

@@ -21,7 +21,7 @@ use crate::{
     schedulers::{Held, PODS, from, put},
 };
 
-/// Offset between the numbers of our virtual addresses and those of the copies in IPVS.
+/// Offset between the numbers of the agent's virtual addresses and those of their copies in IPVS.
 const BESIDE: u8 = 100;
 /// Clients' addresses, by their last byte.
 const CLIENTS: std::ops::Range<u8> = 10..22;

@@ -23,7 +23,7 @@ use lb_tests::{
 
 use crate::bed::{HTTP, UDP, vips};
 
-/// The time that [`probe_briefly`] waits for an answer, before it is multiplied by [`patience`] (at most by 4).
+/// How long [`probe_briefly`] waits for an answer. It multiplies this time by [`patience`], at most by 4.
 const SHORT: Duration = Duration::from_millis(700);
 /// `--cluster-cidr` of the testbed's pods.
 pub(crate) const CLUSTER_CIDR: [&str; 2] = ["--cluster-cidr", "10.244.0.0/16,fd00:10:244::/48"];
@@ -99,14 +99,14 @@ impl Frontend {
 
 /// The result of a client's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum Observation {
     Answered(Answer),
     Refused,
     Silent,
     Failed(String),
 }
 
-impl From<io::Result<Answer>> for Verdict {
+impl From<io::Result<Answer>> for Observation {
     fn from(result: io::Result<Answer>) -> Self {
         match result {
             Ok(answer) => Self::Answered(answer),
@@ -121,16 +121,16 @@ impl From<io::Result<Answer>> for Verdict {
 
 /// The result of a client's single request. Detects a lost SYN by its retransmission, and a lost datagram by the
 /// missing answer.
-pub(crate) fn probe(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
+pub(crate) fn probe(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Observation {
     probe_for(limit(), netns, to, protocol)
 }
 
 /// Like [`probe`] with a short limit: for clients that expect no answer, and for clients that retry.
-pub(crate) fn probe_briefly(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
+pub(crate) fn probe_briefly(netns: &Netns, to: SocketAddr, protocol: Protocol) -> Observation {
     probe_for(SHORT * patience().min(4), netns, to, protocol)
 }
 
-fn probe_for(limit: Duration, netns: &Netns, to: SocketAddr, protocol: Protocol) -> Verdict {
+fn probe_for(limit: Duration, netns: &Netns, to: SocketAddr, protocol: Protocol) -> Observation {
     match protocol {
         Protocol::Tcp => {
             let stream = netns.run(|| connect_by_first_syn(to, limit));
@@ -245,16 +245,17 @@ impl Lan {
     }
 
     /// Waits until the agents have written all files to the kernel. An agent never reads a later file before an earlier
-    /// one, so a visible effect of the marker file shows that the other files were read in the same round of changes.
-    /// That round may still be in progress; the agent writes one round after the other, so the effect of a second
-    /// marker file, written after the first one is visible, shows the end of the round.
+    /// one, so a visible effect of the marker file shows that the agent has read the other files in the same round of
+    /// changes, or in an earlier one. That round may still be in progress; the agent writes one round after the other,
+    /// so the effect of a second marker file, written after the first one is visible, shows the end of the round.
     pub(crate) fn settle(&self) {
         self.pass_marker();
         self.pass_marker();
     }
 
-    /// Changes the marker service and waits until each agent serves it. Only a local endpoint shows that the agent of the
-    /// client's node does: packets that this node leaves untranslated go to the router, and from there to node 1.
+    /// Changes the marker service and waits until each agent serves it. Each client must reach the endpoint on its own
+    /// node (policy Local). Other endpoints would not show that this node's agent serves the marker: packets that the
+    /// node leaves untranslated go to the router, and from there to node 1, whose agent may serve them.
     fn pass_marker(&self) {
         let port = self.generation.fetch_add(1, Ordering::Relaxed);
         let mut marker = self.service(MARKER, &["pod2", "pod3"]);
@@ -313,8 +314,8 @@ impl Lan {
         let probe = if expected == Expect::Silence { probe_briefly } else { probe };
         let verdict = probe(self.netns(source), to, how.0);
         let right = match (&verdict, expected) {
-            (Verdict::Refused, Expect::Refused) | (Verdict::Silent, Expect::Silence) => true,
-            (Verdict::Answered(answer), Expect::Answer(servers, seen)) => {
+            (Observation::Refused, Expect::Refused) | (Observation::Silent, Expect::Silence) => true,
+            (Observation::Answered(answer), Expect::Answer(servers, seen)) => {
                 servers.contains(&answer.server.as_str()) && self.is_seen(answer, to, seen)
             }
             _ => false,
@@ -355,7 +356,7 @@ impl Lan {
         how: (Protocol, usize),
     ) -> String {
         let verdict = probe(self.netns(source), frontend.of(number, how), how.0);
-        let Verdict::Answered(answer) = verdict else {
+        let Observation::Answered(answer) = verdict else {
             panic!("{source} → {frontend:?} {how:?}: {verdict:?}")
         };
         answer.server

@@ -85,7 +85,8 @@ impl Piped {
         Self(command.stdout(Stdio::piped()).spawn().unwrap())
     }
 
-    /// The first line of its output; calls `again` until the line arrives. Kills the process if none does.
+    /// The first line of its output; calls `again` until the line arrives. Kills the process if no line arrives
+    /// within `LIMIT`.
     fn first(&mut self, again: impl Fn() + Sync) -> Value {
         let stdout = self.0.stdout.take().unwrap();
         let done = std::sync::atomic::AtomicBool::new(false);
@@ -261,8 +262,8 @@ fn flows_packets_and_bytes_are_counted_by_service_and_backend() {
     assert!(counted.is_some(), "{wanted:#?} is not in {ours:#?}");
 }
 
-/// The agent is replaced by one that answers on its status socket with something else than a report, as an agent of another
-/// version may.
+/// The test replaces the agent by a server that answers on the status socket with something other than a report, as an
+/// agent of another version may.
 #[test]
 fn command_warns_if_it_cannot_read_the_report_of_the_agent() {
     let mut bed = Bed::with_web(&["pod2"]);

@@ -166,8 +166,8 @@ fn service_type_and_node_port_follow_edits() {
     lan.check(&["pod1", "client"], 1, &FRONTENDS[..1], Expect::Silence);
 }
 
-/// Load balancers without their own addresses use those of nodes. A connection of the node, or one that netfilter
-/// masquerades, may have the port of a Service at such an address as its source.
+/// Load balancers without their own addresses use those of nodes. The source of a connection of the node, or of one
+/// that netfilter masquerades, may then be the address and port of a Service.
 #[test]
 fn node_connections_from_a_service_port_are_left_untouched() {
     const PORT: u16 = 40_443;

@@ -2,7 +2,7 @@
 //!
 //! These tests need root and `target/debug/lb-agent`, and fail without them. `cargo xtask test` builds the agent and
 //! runs the tests. So does `cargo build -p lb-agent && cargo test -p lb-tests --test netns --
-//! --test-threads=2`, but it does not build the agent that the tests of upgrades to another layout need.
+//! --test-threads=3`, but it does not build the agent that the tests of upgrades to another layout need.
 #![expect(clippy::unwrap_used, reason = "a test panics when the testbed fails")]
 
 mod addresses;

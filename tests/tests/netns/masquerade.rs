@@ -16,8 +16,9 @@ use crate::lan::{
 
 const CLIENTS: [&str; 3] = ["client", "pod1", "pod4"];
 
-/// Asserts that the backend receives the node's address from those [`CLIENTS`] that are in `source`, and from the
-/// others their own address. pod4's node has no agent, so pod4's packets come over the wire like the external client's.
+/// Asserts that the backend receives packets of those [`CLIENTS`] that are in `source` from the node's address, and
+/// packets of the other clients from their own. pod4's node has no agent, so pod4's packets come over the wire like the
+/// external client's.
 #[track_caller]
 fn assert_masqueraded(lan: &Lan, number: u8, pod: &str, frontends: &[crate::lan::Frontend], source: &[&str]) {
     let (behind, open): (Vec<&str>, Vec<&str>) = CLIENTS.iter().partition(|client| source.contains(*client));
@@ -43,7 +44,7 @@ fn masquerade_follows_cluster_cidr_masquerade_all_and_traffic_policies() {
     {
         lan.start_agent(1, arguments);
         lan.settle();
-        // At cluster IPs, policies change nothing.
+        // At cluster IPs, traffic policies do not change which clients are masqueraded.
         for number in [1, 3, 4] {
             assert_masqueraded(&lan, number, "pod2", &[ClusterIp], cluster_ip);
         }
@@ -74,7 +75,7 @@ fn source_port_exhaustion_is_counted_and_recovers() {
         }
         let before = agent.counted("no_source_port").unwrap();
         let fifth = crate::lan::probe_briefly(lan.netns("client"), to, Protocol::Tcp);
-        assert_eq!(fifth, crate::lan::Verdict::Silent);
+        assert_eq!(fifth, crate::lan::Observation::Silent);
         assert!(agent.counted("no_source_port").unwrap() > before);
         // Open connections continue; UDP and the other family have separate ports.
         let udp = NodePort(1).of(1, (Protocol::Udp, family));

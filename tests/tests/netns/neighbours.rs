@@ -18,7 +18,7 @@ use lb_tests::{
 use crate::{
     bed::{Bed, WEB, http, udp, vips},
     flood,
-    lan::{Frontend::LoadBalancer, Lan, Protocol, Verdict, probe_briefly},
+    lan::{Frontend::LoadBalancer, Lan, Observation, Protocol, probe_briefly},
 };
 
 /// MAC address of node 1's device towards the client.
@@ -62,7 +62,7 @@ fn assert_silent(bed: &Bed) {
         for (to, protocol) in [(http(vip), Protocol::Tcp), (udp(vip), Protocol::Udp)] {
             assert_eq!(
                 probe_briefly(&bed.cluster.client, to, protocol),
-                Verdict::Silent,
+                Observation::Silent,
                 "{to} {protocol:?}"
             );
         }
@@ -79,8 +79,8 @@ fn frames_for_another_host_are_neither_answered_nor_forwarded() {
     }
 }
 
-/// The client has two more links to node 1. On one, the tag of its frames has only a priority; on the other, it names
-/// VLAN 7.
+/// The client has two more links to node 1. On one link, frames have a tag with only a priority; on the other, the tag
+/// names VLAN 7.
 #[test]
 fn frames_of_a_vlan_that_the_node_lacks_reach_no_service() {
     let mut bed = bed();
@@ -113,7 +113,7 @@ fn tunnelled(pod: IpAddr, vip: SocketAddr) -> Vec<u8> {
     packet
 }
 
-/// A pod with `CAP_NET_RAW` sends what a peer might send.
+/// A pod with `CAP_NET_RAW` sends a tunnelled packet that looks like one of a peer.
 #[test]
 fn tunnel_that_a_pod_forges_reaches_no_backend() {
     const PORT: u16 = 5_454;

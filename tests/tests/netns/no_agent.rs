@@ -28,7 +28,7 @@ const BRIDGED: Wiring = Wiring { link: ClientLink::Ethernet, pods: PodLink::Brid
 /// For each kind of backend: the number that [`vips`] turns into its service's addresses, and the backend's name.
 const KINDS: [(u8, &str); 5] = [(10, "pod2"), (11, "pod3"), (12, "node1"), (13, "pod6"), (14, "pod5")];
 
-/// An endpoint on node1 that does not exist yet, or a process of node1.
+/// An endpoint on node1: a pod that does not exist yet, or processes of node1 itself.
 fn endpoint(name: &str) -> Endpoint {
     let addresses = match name {
         "node1" => ["172.18.0.1".to_owned(), "fd00:172:18::1".to_owned()],
@@ -115,8 +115,8 @@ fn pod_that_starts_without_an_agent_reaches_every_kind_of_backend() {
     }
 }
 
-/// An agent that is killed before the catch device has its programs leaves no route to it: the device would drop
-/// packets that the `unreachable` routes answer with an error.
+/// If an agent is killed before the catch device has its programs, no route leads to that device: without programs it
+/// would drop packets that the `unreachable` routes answer with an error.
 #[test]
 fn routes_lead_to_the_catch_device_only_once_it_has_programs() {
     if skip::is_older_than(6, 6) {
@@ -226,9 +226,9 @@ fn earlier_flows(bed: &Bed, client: SocketAddr, vip: SocketAddr) -> u16 {
     pinned.conntrack().table().get(&key).unwrap().unwrap().generation()
 }
 
-/// The next connection from a port reuses the entries of the ended one: its flow begins at the ingress hook of the
-/// catch device, through which its SYN enters the node again. (If it began at the egress hook, that flow would take a
-/// source port, and be replaced at once.)
+/// The next connection from a port reuses the entries of the ended one. The new flow begins at the ingress hook of the
+/// catch device, when the SYN enters the node again through that device. (A flow that began at the egress hook would
+/// take a source port, and be replaced at once.)
 #[test]
 fn client_port_can_be_reused_after_a_caught_connection() {
     const PORT: u16 = 40_001;

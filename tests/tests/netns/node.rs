@@ -264,14 +264,14 @@ fn node_network_inside_the_cluster_ip_range_stays_reachable() {
             assert_eq!(fails(&node1, to), REFUSED, "{address} is the node's, by itself");
             assert_eq!(ping(&client, to.ip(), 56).unwrap(), to.ip());
         }
-        // Only a range given by a flag is known to contain nothing but cluster IPs.
+        // If no flag gives the range, the agent does not assume that the range contains only cluster IPs.
         let other = SocketAddr::new("10.100.0.2".parse().unwrap(), 9);
         let expected = if arguments.is_empty() { REFUSED } else { io::ErrorKind::HostUnreachable };
         assert_eq!(fails(&node1, other), expected, "another machine, {arguments:?}");
     }
 }
 
-/// Rules as a blocklist, firewalld and the AWS VPC CNI write them.
+/// Rules like those of a blocklist, of firewalld, and of the AWS VPC CNI.
 #[test]
 fn check_and_start_list_rules_that_service_packets_bypass() {
     let mut bed = bed(ClientLink::Ethernet, &[]);

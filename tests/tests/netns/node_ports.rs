@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use crate::lan::{
     EVERY, EXTERNAL, Expect, FRONTENDS,
     Frontend::{self, ClusterIp, ExternalIp, LoadBalancer, NodePort},
-    Lan, Protocol, Seen, Verdict, external, names, node_addresses, node_port, probe,
+    Lan, Observation, Protocol, Seen, external, names, node_addresses, node_port, probe,
 };
 
 /// Service 1 has a backend on node 1, service 2 one on node 2, service 3 backends on both.
@@ -135,7 +135,7 @@ fn host_network_pods_serve_as_backends() {
     };
     let _servers = [1, 2].map(serve);
     lan.apply(&[on_node(4, 1), on_node(5, 2)]);
-    // A connection to a backend on the node itself is not masqueraded.
+    // A node does not masquerade connections to a backend in its own network namespace.
     lan.check(&["client", "pod1"], 4, &EXTERNAL, Expect::Answer(&["node1"], Seen::Client));
     lan.check(&["pod1", "pod4"], 4, &[ClusterIp], Expect::Answer(&["node1"], Seen::Client));
     lan.check(&["client", "pod1", "pod4"], 4, &[NodePort(2)], Expect::Answer(&["node1"], Seen::Node(2)));
@@ -159,13 +159,13 @@ fn node_address_serves_as_external_ip() {
         let to = SocketAddr::new(node_addresses(1)[family], LoadBalancer.of(4, (protocol, family)).port());
         for source in ["client", "pod1", "pod4"] {
             let verdict = probe(lan.netns(source), to, protocol);
-            assert!(matches!(verdict, Verdict::Answered(_)), "{source} → {to}: {verdict:?}");
+            assert!(matches!(verdict, Observation::Answered(_)), "{source} → {to}: {verdict:?}");
             // Other ports of the address remain the node's own.
             assert_eq!(ping(lan.netns(source), to.ip(), 56).unwrap(), to.ip());
             let unlisted = SocketAddr::new(to.ip(), 79);
             assert_eq!(
                 probe(lan.netns(source), unlisted, protocol),
-                Verdict::Refused,
+                Observation::Refused,
                 "{source} → {unlisted}"
             );
         }
@@ -197,7 +197,8 @@ fn pod_reaches_itself_through_every_kind_of_address() {
 #[test]
 fn services_share_a_backend_and_protocols_share_a_port() {
     let lan = lan(POINT_TO_POINT);
-    // A second service of the same pod, and one where TCP and UDP have the same port number.
+    // Service 2 already has the backend pod3. Adds service 4 with the same backend, and service 5, whose TCP and UDP
+    // ports also have the same number.
     let mut shared = lan.service(5, &["pod3"]);
     for port in &mut shared.ports {
         port.port = 7;
@@ -218,7 +219,7 @@ fn services_share_a_backend_and_protocols_share_a_port() {
     for (protocol, family) in EVERY {
         let to = SocketAddr::new(external(5)[family], 7);
         let verdict = probe(lan.netns("client"), to, protocol);
-        assert!(matches!(verdict, Verdict::Answered(_)), "{protocol:?} {to}: {verdict:?}");
+        assert!(matches!(verdict, Observation::Answered(_)), "{protocol:?} {to}: {verdict:?}");
     }
 }
 

@@ -63,8 +63,8 @@ fn one_client_port_connects_directly_and_through_a_service() {
     }
 }
 
-/// To the pod, both connections would be one: they have the same addresses and ports. netfilter would give the direct
-/// one another source port.
+/// The pod cannot tell the direct connection from the one through the Service: their addresses and ports are the same.
+/// (With kube-proxy the direct connection also works: netfilter gives it another source port.)
 #[test]
 fn direct_connection_from_the_port_of_an_established_flow_fails_and_leaves_the_flow_intact() {
     let bed = Bed::with_web(&["pod2"]);

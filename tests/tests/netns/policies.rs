@@ -12,7 +12,7 @@ use lb_tests::manifests::Service;
 use crate::lan::{
     CLUSTER_CIDR, EVERY, EXTERNAL, Expect, FRONTENDS,
     Frontend::{ClusterIp, ExternalIp, LoadBalancer, NodePort},
-    Lan, Protocol, Seen, Verdict, names, probe,
+    Lan, Observation, Protocol, Seen, names, probe,
 };
 
 /// The service with these pods not ready.
@@ -56,7 +56,7 @@ fn every_address_rejects_when_no_endpoint_is_usable() {
     for number in [1, 2, 3, 4] {
         lan.check(&["client", "pod1"], number, &FRONTENDS, Expect::Refused);
         lan.check(&["client", "pod4"], number, &[NodePort(2)], Expect::Refused);
-        // A node sends 50 ICMP errors at once, then 1,000 per second. Here each service makes node 1 send 16.
+        // A node sends 50 ICMP errors at once, then 1,000 per second. Each service of this loop makes node 1 send 16.
         thread::sleep(Duration::from_millis(50));
     }
 }
@@ -161,7 +161,8 @@ fn topology_hints_apply_only_if_every_endpoint_has_one() {
     assert_eq!(lan.servers("pod4", 1, ClusterIp), names(&["pod1", "pod2"]));
 }
 
-/// The service with its endpoint `i` in the zone `zones[i]`, so that clients of a zone get the endpoints in it.
+/// The service with its endpoint `i` in the zone `zones[i]`, and with the annotation that makes nodes prefer the
+/// endpoints in their own zone.
 fn without_cross_zone(mut service: Service, zones: &[&str]) -> Service {
     let name = "service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled";
     service.annotations.push((name, "false".to_owned()));
@@ -204,7 +205,7 @@ fn under_traffic(lan: &Lan, change: impl Fn()) {
         let (stop, asked) = (&stop, &asked);
         let ask = |how: (Protocol, usize)| {
             let verdict = probe(lan.netns("client"), NodePort(1).of(1, how), how.0);
-            let Verdict::Answered(answer) = verdict else { panic!("{how:?}: {verdict:?}") };
+            let Observation::Answered(answer) = verdict else { panic!("{how:?}: {verdict:?}") };
             let node = lan.source(1, &answer.server, answer.seen.ip());
             assert!(answer.seen == answer.local || answer.seen.ip() == node, "{answer:?}");
             asked.fetch_add(1, Ordering::Relaxed);

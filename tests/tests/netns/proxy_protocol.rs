@@ -41,8 +41,8 @@ fn start(target_port: u16) -> Bed {
     bed
 }
 
-/// Starts a server in a namespace, which runs until the test ends. It sends each client a line with the addresses of
-/// the header, then all bytes that it receives after the header.
+/// Starts a server in a namespace. The server runs until the test ends, and sends each client a line with the addresses
+/// of the header, then all bytes that it receives after the header.
 fn serve(netns: &Netns) {
     let listener = netns.run(|| TcpListener::bind(("::", SERVER))).unwrap();
     thread::spawn(move || {
@@ -52,7 +52,8 @@ fn serve(netns: &Netns) {
     });
 }
 
-/// Reads the header in one read, as nginx and HAProxy do. A client that goes away is no error.
+/// Answers one client. Reads the header in one read, as nginx and HAProxy do. [`serve`] ignores errors, because a
+/// client may go away at any time.
 fn answer(mut stream: TcpStream) -> io::Result<()> {
     let mut bytes = vec![0; 1024];
     let length = stream.read(&mut bytes)?;
@@ -114,8 +115,8 @@ fn transfer(stream: &TcpStream, reader: &mut impl BufRead, bytes: usize) {
     assert!(received == sent, "{} of {} bytes came back", received.len(), sent.len());
 }
 
-/// The external client is masqueraded, a pod is not; the backend is its own client; the node's process uses the catch
-/// device.
+/// Four clients: the external one, which is masqueraded; a pod, which is not; the backend itself; and a process of the
+/// node, whose packets pass the catch device.
 #[test]
 fn backend_learns_the_address_of_every_client() {
     let bed = start(SERVER);
@@ -155,7 +156,7 @@ fn client_that_sends_at_once_keeps_its_bytes() {
     }
 }
 
-/// The chains of packets that a namespace receives and sends.
+/// The chain for packets that a namespace receives, and the chain for packets that it sends.
 const IN: &str = "in";
 const OUT: &str = "out";
 

@@ -71,7 +71,7 @@ fn flood_of_rejected_datagrams_gets_at_most_1000_icmp_errors_per_second() {
         let over_tcp = ask_http_by_first_syn(client, http(vip)).unwrap_err();
         assert_eq!(over_tcp.kind(), REFUSED, "{vip}: {over_tcp}");
         let errors = unreachables(client, vip) - before;
-        // The limit's clock advances only at timer interrupts, so it may count 10 ms more.
+        // The clock of the rate limit advances only at timer interrupts, so the limit may allow errors for 10 ms more.
         let allowed = 50 + started.elapsed().as_millis() + 10;
         assert!(errors > 0 && u128::from(errors) <= allowed, "{vip}: {errors} errors, {allowed} allowed");
         let limited = limited() - limited_before;

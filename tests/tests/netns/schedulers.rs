@@ -11,7 +11,7 @@ use lb_tests::{
     client::{Connection, PATIENCE, any_address, ask_http, echo, udp_socket, udp_socket_from},
     cluster::ClientLink,
     netns::Netns,
-    socket::closing_connections,
+    socket::{closing_connections, inode},
     wait_for,
 };
 
@@ -74,8 +74,9 @@ impl Held {
     /// Closes the connections to a pod and waits until the client has received the FIN of each: then both FINs have
     /// passed the node.
     pub(crate) fn end(&mut self, client: &Netns, pod: &str) {
-        self.0.retain(|(name, _)| name != pod);
-        let closed = || (closing_connections(client).unwrap() == 0).then_some(());
+        let ended = self.0.extract_if(.., |(name, _)| name == pod);
+        let inodes: Vec<u64> = ended.map(|(_, connection)| inode(connection.stream()).unwrap()).collect();
+        let closed = || (closing_connections(client, &inodes).unwrap() == 0).then_some(());
         wait_for(PATIENCE, closed).expect("the pod closes its side of the connections");
     }
 }
@@ -166,8 +167,12 @@ fn connections_of_the_node_processes_count_as_those_of_clients() {
     let [vip, _] = vips(45);
     let node = bed.cluster.node1.clone();
     let mut held = Held::none();
+    let begun =
+        r#"lb_service_new_flows_total{namespace="default",service="lc-45",port="http",protocol="TCP"}"#;
+    let before = bed.find_metric(begun).expect("the connections of before");
     held.more(&node, vip, 6);
     active(&bed, 6);
+    assert_eq!(bed.find_metric(begun), Some(before + 6));
     let shown = bed.json(&["service", "show", "lc-45"]);
     let port = shown.as_array().unwrap().iter().find(|port| port["portName"] == "http").unwrap();
     let flows: Vec<_> =
@@ -176,7 +181,7 @@ fn connections_of_the_node_processes_count_as_those_of_clients() {
     let top = bed.json(&["top", "--interval", "1"]);
     let row = top.as_array().unwrap().iter().find(|row| row["name"] == "default/lc-45:http/TCP");
     assert_eq!(row.unwrap()["activeFlows"], 6, "{top:#}");
-    // The hooks count without an agent, and an agent corrects none of their counts.
+    // The hooks also count while no agent runs, and the next agent keeps their counts.
     bed.agent.take().unwrap().kill().unwrap();
     held.end(&node, "pod3");
     assert_eq!(held.more(&node, vip, 2), [0, 0, 2]);
@@ -184,7 +189,8 @@ fn connections_of_the_node_processes_count_as_those_of_clients() {
     bed.start_agent_with(&["--metrics-bind-address", "127.0.0.1:10249"]);
     active(&bed, 4);
     assert_eq!(held.more(&node, vip, 2), [2, 0, 0]);
-    // Without the hooks the agent knows of no connection.
+    // An agent that attaches no hooks discards the counts of sockets: nothing would count the ends of their
+    // connections.
     bed.agent.take().unwrap().terminate().unwrap();
     bed.start_agent_with(&["--metrics-bind-address", "127.0.0.1:10249", "--socket-lb", "off"]);
     drop(held);
@@ -207,7 +213,7 @@ fn reconnected_udp_socket_counts_once() {
         let three = || -> Vec<_> { (0..3).map(|_| udp_socket(&node, udp(vip)).unwrap()).collect() };
         let sockets = three();
         assert_eq!(answered(&sockets), [1, 1, 1], "{vip}");
-        // A socket leaves its backend before it gets another one.
+        // When a socket connects again, the hook counts the end of the old connection before it chooses a backend.
         for _ in 0..5 {
             sockets.iter().for_each(|socket| socket.connect(udp(vip)).unwrap());
             assert_eq!(answered(&sockets), [1, 1, 1], "{vip}");
@@ -216,11 +222,14 @@ fn reconnected_udp_socket_counts_once() {
         let nowhere: SocketAddr = nowhere.parse().unwrap();
         sockets.iter().for_each(|socket| drop(socket.connect(nowhere)));
         assert_eq!(answered(&three()), [1, 1, 1], "{vip}");
-        // Once all are closed, the map contains none of them.
+        // Once all are closed, the map contains none of them. A child that another test forks has copies of the sockets
+        // until it executes its program, so the kernel may release them a little later.
         drop(sockets);
         let path = bed.cluster.bpffs(1).join(format!("lb/v{}/CONNECTED_SOCKETS", lb_common::LAYOUT_VERSION));
-        let dump = run(Command::new("bpftool").args(["-j", "map", "dump", "pinned"]).arg(path)).unwrap();
-        assert_eq!(String::from_utf8_lossy(&dump.stdout).trim(), "[]");
+        let dump =
+            || run(Command::new("bpftool").args(["-j", "map", "dump", "pinned"]).arg(&path)).unwrap().stdout;
+        wait_for(PATIENCE, || (dump().trim_ascii() == b"[]").then_some(()))
+            .expect("a socket is left in the map");
     }
 }
 

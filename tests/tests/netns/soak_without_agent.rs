@@ -12,6 +12,7 @@ use std::{
 
 use lb_common::conntrack::flow_slots;
 use lb_tests::{
+    StopOnDrop,
     client::{PATIENCE, limit},
     cluster::ClientLink,
     netns::Netns,
@@ -129,7 +130,7 @@ fn traffic(bed: &Bed) -> Traffic {
     Traffic::start(clients).unwrap()
 }
 
-/// Sends forged SYNs and datagrams to `web` until the end; returns the number of SYNs.
+/// Sends forged SYNs and datagrams to `web` until `over` is true; returns the number of SYNs.
 fn flood(client: &Netns, over: &AtomicBool) -> u32 {
     let mut sent = 0;
     while !over.load(Ordering::Relaxed) {
@@ -140,15 +141,6 @@ fn flood(client: &Netns, over: &AtomicBool) -> u32 {
         sleep(FLOOD_PAUSE);
     }
     sent
-}
-
-/// Ends the flood when it is dropped, also when the test fails.
-struct EndOfFlood<'a>(&'a AtomicBool);
-
-impl Drop for EndOfFlood<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Asserts that each client of `sticky` has always reached the same server.
@@ -174,7 +166,7 @@ fn churn_and_floods_without_an_agent_break_no_connection() {
     let begun = Instant::now();
     let syns = thread::scope(|scope| {
         let flood = scope.spawn(|| flood(&client, &over));
-        let end = EndOfFlood(&over);
+        let end = StopOnDrop(&over);
         while begun.elapsed() < time {
             soak.be_without_agent(dead, &mut traffic);
             soak.hold(period - dead, &traffic);

@@ -16,7 +16,7 @@ use aya::{
 use lb_common::capacity;
 use lb_tests::{
     agent::{self, run},
-    client::{Connection, PATIENCE, ask_http, ask_udp, echo, limit, udp_socket},
+    client::{Connection, PATIENCE, REFUSED, ask_http, ask_udp, echo, limit, udp_socket},
     wait_for,
 };
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, sendto, socket};
@@ -55,6 +55,43 @@ fn connected_udp_socket_gets_an_error_when_its_backend_is_removed() {
     }
     for connection in &mut connections {
         assert_eq!(connection.ask().unwrap().server, "pod1", "TCP connections stay while the pod lives");
+    }
+}
+
+/// If `connect(2)` fails, a UDP socket stays connected to its previous peer.
+#[test]
+fn connected_udp_socket_keeps_its_backend_if_another_connect_fails() {
+    let bed = Bed::with_web(&["pod1"]);
+    bed.put("empty", vips(40), &[]);
+    let mut idle = bed.service("weightless", vips(41), &["pod1"]);
+    idle.annotations =
+        vec![("lb.dev/scheduler", "wrr".to_owned()), ("lb.dev/weights", r#"{"pod1": 0}"#.to_owned())];
+    bed.cluster.manifests.put(&idle).unwrap();
+    let node = &bed.cluster.node1;
+    let sockets: Vec<_> =
+        WEB.map(|vip| udp_socket(node, udp(vip)).unwrap()).into_iter().zip([0, 1]).collect();
+    for number in [40, 41] {
+        for (socket, family) in &sockets {
+            let other = udp(vips(number)[*family]);
+            let refused = || udp_socket(node, other).err().filter(|error| error.kind() == REFUSED);
+            wait_for(PATIENCE, refused).expect("the Service refuses sockets");
+            assert_eq!(socket.connect(other).unwrap_err().kind(), REFUSED, "{other}");
+            assert_eq!(socket.peer_addr().unwrap(), udp(WEB[*family]), "getpeername");
+            assert_eq!(echo(socket, b"?").unwrap().server, "pod1");
+        }
+        // The program does not count the connection further if all backends of the other Service have weight 0.
+        let counted = if number == 40 { [1, 1] } else { [0, 0] };
+        let shown = bed.json(&["service", "show", "web"]);
+        let services = shown.as_array().unwrap().iter().filter(|it| it["protocol"] == "UDP");
+        let backends = services.flat_map(|it| it["backends"].as_array().unwrap());
+        assert_eq!(backends.map(|it| &it["flows"]).collect::<Vec<_>>(), counted, "{shown}");
+    }
+    bed.put("web", WEB, &["pod3"]);
+    for (socket, _) in &sockets {
+        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let told =
+            || socket.recv(&mut [0; 128]).err().filter(|it| it.kind() == io::ErrorKind::ConnectionAborted);
+        wait_for(PATIENCE, told).expect("the agent closes the socket when its backend is gone");
     }
 }
 
@@ -216,7 +253,7 @@ fn udp_socket_can_be_disconnected_and_reconnected() {
         let socket = udp_socket(&bed.cluster.node1, udp(one)).unwrap();
         disconnect(&socket);
         assert!(socket.peer_addr().is_err());
-        // In Linux 6.18 a disconnected IPv6 socket still receives only from its last peer, with or without our
+        // In Linux 6.18 a disconnected IPv6 socket still receives only from its last peer, with or without the agent's
         // programs.
         let heard: &[_] = if one.is_ipv4() { &[one, other, one] } else { &[one, one] };
         for &vip in heard {

@@ -224,8 +224,8 @@ fn pod_sockets_are_translated_only_with_socket_lb_all() {
     }
 }
 
-/// A pod's source address is known only from its packets. So with a deny list the hooks translate no calls of pods, and
-/// tc checks their packets.
+/// The socket hooks do not know a pod's source address, which only its packets show. So with a deny list the hooks
+/// translate no calls of pods, and tc checks their packets.
 #[test]
 fn denied_pods_reach_no_service_through_their_sockets() {
     let mut bed = Bed::with_web(&["pod2"]);

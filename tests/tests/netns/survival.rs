@@ -157,7 +157,7 @@ fn added_node_moves_no_connection_to_another_pod_and_ends_none() {
         }
         spread(&site, &[1, 2]);
         let transfers = far_downloads(&site, count());
-        // With resilient hashing the router moves only idle connections, so every connection sends something first.
+        // With resilient hashing the router moves only idle connections, so the test first lets each connection send.
         sleep(Duration::from_secs(1));
         spread(&site, &NODES);
         sleep(IDLE + Duration::from_secs(2));
@@ -173,7 +173,7 @@ fn added_node_moves_no_connection_to_another_pod_and_ends_none() {
             broken.len()
         );
         assert_eq!((of_pods, broken.len()), (0, 0), "{broken:?}");
-        // Without resilient hashing the router moves about a third to the added node.
+        // Without resilient hashing the router moves about a third of the connections to the added node.
         assert!(if resilient { moved * 100 < count } else { moved > count / 10 }, "{moved} of {count}");
         let next = far_downloads(&site, 60);
         let paths = Paths::of(&site);

@@ -214,7 +214,7 @@ fn native_xdp_is_not_attached_to_a_veth_that_drops_its_frames() {
     assert!(counted(&lan, "routed") > 100);
 }
 
-/// With GRO alone, the far end does not process frames that XDP sends back.
+/// A far end with GRO but without an XDP program does not process frames that XDP sends back (`XDP_TX`).
 #[test]
 fn native_xdp_sends_no_frames_back_through_a_veth_whose_far_end_has_only_gro() {
     let lan = Lan::without_agents(WIRING);

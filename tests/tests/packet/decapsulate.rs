@@ -1,6 +1,6 @@
-//! Packets that arrive in a tunnel at the node of their backend. (Only packets with an Ethernet header are
-//! decapsulated: a test run treats the first 14 bytes of any packet as one, so the kernel would keep them and remove
-//! the bytes after them.)
+//! Packets that arrive in a tunnel at the node of their backend. (The tests decapsulate only packets with an Ethernet
+//! header. A test run treats the first 14 bytes of any packet as an Ethernet header, so without one the kernel would
+//! keep these 14 bytes and remove the bytes after them.)
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -257,7 +257,9 @@ fn tunnelled_connection_is_picked_up_mid_flow_unless_by_a_rst() {
         node(bed, family, TCP, backend_flags::LOCAL);
         each_kind(bed, |bed, kind| {
             let reset = Packet::tcp(client, vip, 1001, b"").rst();
-            bed.send(Hook::Ingress, &arrives(kind, family, &reset)).drops(StrayReset);
+            for reset in [reset.clone(), reset.syn()] {
+                bed.send(Hook::Ingress, &arrives(kind, family, &reset)).drops(StrayReset);
+            }
             bed.assert_flows(0);
             let data = Packet::tcp(client, vip, 1001, b"x").ack(5001);
             bed.send(Hook::Ingress, &arrives(kind, family, &data)).passes(NewFlow, &data.clone().to(backend));
@@ -350,7 +352,7 @@ fn icmp_errors_about_direct_replies_reach_the_backend() {
     });
 }
 
-/// A node in another mode accepts the tunnels of a peer.
+/// A node also accepts the tunnels of a peer if it masquerades clients itself (SNAT mode).
 #[test]
 fn tunnels_are_decapsulated_in_snat_mode() {
     each_ethernet("decapsulated, SNAT here", |bed, family| {

@@ -294,7 +294,8 @@ impl Connection {
         let is_same = [&forward, &reply].map(observed) == [&before[0], &before[1]].map(observed);
         let now = tick();
         let [phase, earlier] = [Phase::of(&forward, &reply), Phase::of(&before[0], &before[1])];
-        let later = seconds_left(&forward, &reply, now) > seconds_left(&before[0], &before[1], now);
+        let later =
+            seconds_left(&forward, Some(&reply), now) > seconds_left(&before[0], Some(&before[1]), now);
         match sent.moved[..] {
             [(Outcome::InvalidFlags, 1)] => {
                 assert!([forward, reply] == before, "{segment:?}: dropped, but changes the flow");
@@ -305,7 +306,7 @@ impl Connection {
             [(Outcome::Forward | Outcome::Reply, 1)] if !is_same => "numbers",
             [(Outcome::Forward | Outcome::Reply, 1)] if later => DEADLINE,
             [(Outcome::Forward | Outcome::Reply, 1)] => {
-                assert_eq!(phase.last_used(&forward, &reply), last_seen, "{segment:?}");
+                assert_eq!(phase.last_used(&forward, Some(&reply)), last_seen, "{segment:?}");
                 NOTHING
             }
             ref moved => panic!("{segment:?}: {moved:?}"),

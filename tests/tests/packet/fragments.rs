@@ -182,8 +182,8 @@ fn fragments_of_a_dropped_datagram_are_dropped() {
     });
 }
 
-/// While held fragments are released, the buffer of the first fragment carries each of them. If a held fragment is as
-/// long as the first one, the kernel keeps the sum over the frame.
+/// The programs release each held fragment in the buffer of the first fragment. If both are equally long, the kernel
+/// keeps its sum over the frame, which must be right when the buffer carries the first fragment again.
 #[test]
 fn first_fragment_keeps_the_sum_over_its_frame() {
     each_ethernet("early fragment of the same length", |bed, family| {

@@ -165,7 +165,7 @@ fn flow_without_a_free_source_port_is_dropped() {
         bed.send(Hook::Ingress, &packet).drops(Outcome::NoSourcePort);
         assert_eq!(bed.flows(), before, "no entry is left");
 
-        // The client's own port suffices if it is free.
+        // A client whose own port is free needs no other port, so its flow begins.
         let free = Packet::udp((client.ip(), 1023).into(), vip, b"x");
         bed.send(Hook::Ingress, &free).passes(Outcome::NewFlow, &free.clone().to(backend));
     }

@@ -7,7 +7,7 @@ use etherparse::{IpAuthHeader, IpNumber, Ipv6RawExtHeader, Ipv6RoutingExtensions
 use lb_common::{Address, Outcome::*, checksum::Sum};
 
 use super::{
-    packets::{Packet, QINQ, Transport, V6Fragment, VLAN},
+    packets::{Packet, QINQ, Transport, V6Fragment, VLAN, payload_for_checksum},
     stage::{Family, each, each_ethernet, each_kernel},
     testbed::{Device, Hook, TCP, Testbed, UDP},
 };
@@ -185,21 +185,14 @@ fn udp_checksum_never_becomes_zero() {
     each_kernel("UDP, checksum 0xffff", &Device::ALL, |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         bed.service(vip, UDP, &[backend]);
-        let find = |packet: &dyn Fn(&[u8]) -> Packet| {
-            let checksum = |payload: &[u8; 2]| {
-                let bytes = packet(payload).network();
-                bytes[bytes.len() - 4..bytes.len() - 2] == [0xff; 2]
-            };
-            (0..=u16::MAX).map(u16::to_be_bytes).find(checksum).expect("one of all payloads")
-        };
-        let payload = find(&|payload| Packet::udp(client, backend, payload));
+        let payload = payload_for_checksum(|payload| Packet::udp(client, backend, payload), 0xffff);
         let sent = Packet::udp(client, vip, &payload);
         bed.send(Hook::Ingress, &sent).passes(NewFlow, &sent.clone().to(backend));
-        let payload = find(&|payload| Packet::udp(vip, client, payload));
+        let payload = payload_for_checksum(|payload| Packet::udp(vip, client, payload), 0xffff);
         let answer = Packet::udp(backend, client, &payload);
         bed.send(Hook::Egress, &answer).passes(Reply, &answer.clone().from(vip));
         // The opposite case: the checksum changes from 0xffff to another one.
-        let payload = find(&|payload| Packet::udp(client, vip, payload));
+        let payload = payload_for_checksum(|payload| Packet::udp(client, vip, payload), 0xffff);
         let sent = Packet::udp(client, vip, &payload);
         bed.send(Hook::Ingress, &sent).passes(Forward, &sent.clone().to(backend));
     });
@@ -213,13 +206,8 @@ fn checksum_that_looks_partial_is_updated_as_complete() {
         bed.service(vip, UDP, &[backend]);
         let sent = Packet::udp(client, vip, b"??");
         bed.send(Hook::Ingress, &sent).passes(NewFlow, &sent.clone().to(backend));
-        let looks_unfinished = |payload: &[u8; 2]| {
-            let bytes = Packet::udp(client, vip, payload).network();
-            let checksum = [bytes[bytes.len() - 4], bytes[bytes.len() - 3]];
-            u16::from_ne_bytes(checksum) == pseudo_header(client, vip)
-        };
-        let payload =
-            (0..=u16::MAX).map(u16::to_be_bytes).find(looks_unfinished).expect("one of all payloads");
+        let like_unfinished = pseudo_header(client, vip);
+        let payload = payload_for_checksum(|payload| Packet::udp(client, vip, payload), like_unfinished);
         let sent = Packet::udp(client, vip, &payload);
         bed.send(Hook::Ingress, &sent).passes(Forward, &sent.clone().to(backend));
     });

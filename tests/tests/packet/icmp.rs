@@ -6,7 +6,7 @@ use etherparse::{IpNumber, Ipv6RawExtHeader};
 use lb_common::Outcome::{self, *};
 
 use super::{
-    packets::{Packet, Transport, V6Fragment, VLAN, fragments},
+    packets::{Packet, Transport, V6Fragment, VLAN, fragments, payload_for_checksum},
     stage::{Family, each, each_ethernet},
     testbed::{Hook, TCP, Testbed, UDP},
 };
@@ -255,11 +255,7 @@ fn quoted_udp_checksum_never_becomes_zero() {
     each("ICMP, quoted checksum 0xffff", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         open(bed, UDP, family);
-        let ends_in_0xffff = |payload: &[u8; 2]| {
-            let bytes = Packet::udp(client, vip, payload).network();
-            bytes[bytes.len() - 4..bytes.len() - 2] == [0xff; 2]
-        };
-        let payload = (0..=u16::MAX).map(u16::to_be_bytes).find(ends_in_0xffff).expect("one of all payloads");
+        let payload = payload_for_checksum(|payload| Packet::udp(client, vip, payload), 0xffff);
         let sent = Packet::udp(client, vip, &payload);
         let seen = sent.clone().to(backend).network();
         let error = port_unreachable(family, backend.ip(), client.ip(), &seen);

@@ -333,8 +333,8 @@ fn ports_of_idle_udp_flows_are_taken_when_none_is_free() {
     });
 }
 
-/// A backend repeats its answer to a forged SYN for half a minute. If that kept the port, a few forged SYNs a second
-/// would take all ports.
+/// A backend repeats its answer to a forged SYN for half a minute. If these answers kept the port of the connection in
+/// use, a few forged SYNs a second would take all ports.
 #[test]
 fn retransmitted_syn_acks_do_not_keep_the_port_of_an_unproven_connection() {
     /// One more than `PORT_REUSE_UNPROVEN` in lb-ebpf.

@@ -59,7 +59,7 @@ fn add_rule(family: Family, rule: &str) {
     ip(&format!("{family} rule add {rule} lookup 100"));
 }
 
-/// The destination MAC address of a packet of an existing flow when it leaves.
+/// The destination MAC address with which a packet of an existing flow leaves.
 #[track_caller]
 fn next_hop(bed: &mut Testbed, packet: &Packet) -> [u8; 6] {
     let run = bed.arrive(Mode::Native, packet);

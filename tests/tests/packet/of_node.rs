@@ -50,8 +50,9 @@ fn packets_of_the_node_get_no_second_port_below_a_vlan_device() {
     });
 }
 
-/// An error that another machine sends is about the masqueraded flow, and its quote has already been translated. Only
-/// an error that the node itself sends is about the connection of its socket.
+/// The errors quote an answer to the port that the masqueraded flow and the socket share. An error that another machine
+/// sends is about the masqueraded flow, and the programs have already translated its quote. Only an error that the node
+/// itself sends is about the connection of its socket.
 #[test]
 fn icmp_errors_about_a_masqueraded_flow_are_not_delivered_to_the_socket_with_its_port() {
     each_without_routes("errors about the port's flow", |bed, family| {

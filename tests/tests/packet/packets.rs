@@ -6,7 +6,7 @@ use etherparse::{
     EtherType, IpFragOffset, IpHeaders, IpNumber, Ipv4Header, Ipv6Extensions, Ipv6Header, TcpHeader,
     UdpHeader,
 };
-use lb_common::{Address, conntrack::Tuple};
+use lb_common::{Address, checksum::Sum, conntrack::Tuple};
 
 /// The MAC address of the node's neighbour (RFC 7042 §2.1.2).
 pub(crate) const PEER: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 1];
@@ -398,6 +398,17 @@ impl Packet {
                 .unwrap(),
         }
     }
+}
+
+/// The two bytes of payload with which a UDP datagram that `packet` builds has this checksum (in network byte order).
+pub(crate) fn payload_for_checksum(packet: impl Fn(&[u8]) -> Packet, checksum: u16) -> [u8; 2] {
+    let checksum_with = |payload: [u8; 2]| {
+        let bytes = packet(&payload).network();
+        u16::from_ne_bytes([bytes[bytes.len() - 4], bytes[bytes.len() - 3]])
+    };
+    let payload = Sum::ZERO.add_word(!checksum).sub_word(!checksum_with([0; 2])).fold().to_ne_bytes();
+    assert_eq!(checksum_with(payload), checksum);
+    payload
 }
 
 /// The fragments of a packet. Each one but the last has `size` bytes (a multiple of 8) of transport header and payload.

@@ -42,7 +42,7 @@ impl Connection {
         Self { family, backend, length: if family == Family::V4 { 28 } else { 52 } }
     }
 
-    /// A segment of the client that begins `offset` bytes after its first byte.
+    /// A segment of the client with `payload`, which begins `offset` bytes after the first byte of the client's stream.
     fn client(&self, offset: u32, payload: &[u8]) -> Packet {
         Packet::tcp(self.family.client(), self.family.vip(), BASE.wrapping_add(offset), payload).ack(5001)
     }
@@ -51,7 +51,7 @@ impl Connection {
         Packet::tcp(self.family.client(), self.family.vip(), ISN, &[]).syn()
     }
 
-    /// A segment of the backend that acknowledges header and `acked` bytes.
+    /// A segment of the backend that acknowledges the header and `acked` bytes of the client.
     fn backend(&self, seq: u32, acked: u32, payload: &[u8]) -> Packet {
         let ack = BASE.wrapping_add(self.length).wrapping_add(acked);
         Packet::tcp(self.backend, self.family.client(), seq, payload).ack(ack)
@@ -386,7 +386,7 @@ fn refused_connection_stays_as_it_is() {
     });
 }
 
-/// Without both entries the programs do not know whether the sequence numbers of a connection are shifted.
+/// If either entry of a connection is lost, the programs do not know whether its sequence numbers are shifted.
 #[test]
 fn connection_whose_entries_are_lost_is_reset() {
     each_on(&RESIZED, "PROXY protocol, lost entries", |bed, family| {

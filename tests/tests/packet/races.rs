@@ -16,14 +16,15 @@ use super::{
     testbed::{Device, Hook, TCP, Testbed, UDP},
 };
 
-/// Flows that begin on two CPUs, in one round: few enough that the test's flow table and overflow have room for all of
-/// their entries.
+/// Number of flows that begin on two CPUs, in one round: small enough that the test's flow table and overflow have room
+/// for all of their entries.
 const FLOWS: usize = 200;
 const ROUNDS: u32 = 20;
-/// Packets of a family that may be dropped: those whose CPU waited in vain, because the other one was interrupted while
-/// it inserted the flow.
+/// How many packets of an address family may be dropped, in all rounds together. A program drops a packet if it has
+/// waited in vain for the other CPU, which was interrupted while it inserted the flow.
 const LOST: u64 = 8;
-/// Clients whose connections have ended: the test's table has room for five entries of each.
+/// Number of clients, each with a connection that has ended. The test's flow table has room for five entries of each
+/// client.
 const CLIENTS: usize = 40;
 /// How often a thread checks for the other one before it yields its CPU, which the other thread may need.
 const SPINS: u32 = 10_000;

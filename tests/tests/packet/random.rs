@@ -27,8 +27,8 @@ struct Flow {
 }
 
 fn flows() -> impl Strategy<Value = Flow> {
-    // A test run reads bytes 12 and 13 of a bare packet as an EtherType. The bit prevents the value of IP: the kernel
-    // refuses short packets with an IP EtherType.
+    // A test run reads bytes 12 and 13 of a bare packet as an EtherType, and the kernel refuses short packets with the
+    // EtherType of IPv4 or IPv6. These bytes are part of the source address; the bit 0x10 excludes both values.
     let v4 = |mut ip: [u8; 4]| {
         ip[0] |= 0x10;
         IpAddr::V4(Ipv4Addr::from(ip))

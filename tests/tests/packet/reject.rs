@@ -184,7 +184,8 @@ fn egress_rejects_nothing() {
     });
 }
 
-/// The agent has ended the connection: it must not go on as a new flow.
+/// If a Service has `RESET_UNKNOWN`, the agent ends some of its connections: later segments of such a connection must
+/// not begin a new flow.
 #[test]
 fn segment_of_an_unknown_connection_is_reset_if_the_service_says_so() {
     each_on(&RESIZED, "unknown connection", |bed, family| {

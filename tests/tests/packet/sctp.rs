@@ -1,5 +1,5 @@
-//! SCTP flows. Unlike the checksums of TCP and UDP, that of SCTP covers only the packet from its ports on, not the
-//! addresses. A checksum of 0 means that the device is to compute it.
+//! SCTP flows. Unlike the checksums of TCP and UDP, the checksum of SCTP covers no addresses, only the bytes from the
+//! ports on. A checksum of 0 means that the device is to compute it.
 
 use std::net::SocketAddr;
 

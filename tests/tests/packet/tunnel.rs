@@ -371,7 +371,7 @@ fn icmp_errors_about_replies_are_tunnelled_to_the_backend() {
     });
 }
 
-/// Type and code of a router's ICMP error, its MTU (0 for an error without), and type and code of what the client gets.
+/// Type and code of a router's ICMP error, its MTU (0 if it has none), and type and code of what the client gets.
 const ERRORS: [(Family, [u8; 2], u32, [u8; 2]); 6] = [
     (Family::V4, [3, 4], 1400, [3, 4]),
     (Family::V4, [3, 0], 0, [3, 1]),
@@ -420,7 +420,7 @@ fn answer_of_node(packet: &Packet) -> Packet {
     })
 }
 
-/// Anybody can send an ICMP error, so one about a tunnel that this node has not used passes unchanged.
+/// Any host can send an ICMP error, so an error about a tunnel that this node has not used passes unchanged.
 #[test]
 fn icmp_errors_about_unknown_tunnels_pass_untouched() {
     each_on_wires("errors about unknown tunnels", |bed, family| {
@@ -501,7 +501,7 @@ fn second_node_tunnels_a_connection_to_the_same_backend() {
     });
 }
 
-/// The programs tunnel the first packet of a connection and later ones without an entry.
+/// The programs tunnel the first packet of a connection, and later ones, without creating an entry.
 #[test]
 fn packets_follow_the_maglev_table_while_the_flow_table_is_full() {
     each_on_wires("tunnelled, full", |bed, family| {

@@ -14,7 +14,7 @@ use lb_common::{
 use super::{
     packets::{Packet, fragments},
     reject::our_own,
-    stage::{Family, each, each_on},
+    stage::{Family, each, each_ethernet, each_on},
     testbed::{Device, Hook, TCP, Testbed},
 };
 
@@ -36,6 +36,23 @@ fn with_flags(bed: &mut Testbed, family: Family, flags: u32) {
 
 fn unlisted(family: Family) -> std::net::SocketAddr {
     (family.vip().ip(), 81).into()
+}
+
+/// `lb-agent cleanup` begins with this, so that all hooks stop to translate at once.
+#[test]
+fn nothing_is_translated_or_rejected_once_the_filter_passes_all_packets() {
+    each_ethernet("all packets pass", |bed, family| {
+        with_range(bed, family);
+        let (client, vip, backend) = (family.client(), family.vip(), family.backend());
+        let syn = Packet::tcp(client, vip, 1000, b"").syn();
+        bed.send(Hook::Ingress, &syn).passes(NewFlow, &syn.clone().to(backend));
+        bed.filter().pass_all();
+        bed.send(Hook::Ingress, &syn).passes_untouched(NoService);
+        let answer = Packet::tcp(backend, client, 5000, b"").syn().ack(1001);
+        bed.send(Hook::Egress, &answer).passes_untouched(NoService);
+        let unlisted = Packet::tcp(client, unlisted(family), 1000, b"").syn();
+        bed.send(Hook::Ingress, &unlisted).passes_untouched(NoService);
+    });
 }
 
 #[test]
@@ -157,7 +174,8 @@ fn fragmented_ping_is_not_answered() {
     });
 }
 
-/// ESP stands for all protocols but TCP, UDP, SCTP and ICMP: they are left to the stack, even at a Service's address.
+/// ESP stands for all protocols other than TCP, UDP, SCTP and ICMP: the programs leave their packets to the stack, even
+/// if a Service has the destination address.
 #[test]
 fn other_protocols_pass_untouched() {
     each("ESP", |bed, family| {

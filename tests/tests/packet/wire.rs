@@ -55,7 +55,7 @@ route add default via 198.51.100.254 dev wire
 route add default via 2001:db8:b::fe dev wire
 ";
 
-/// Like `each`, for frames of a wire, in a namespace with routes.
+/// Like [`each_on`], with Ethernet frames only, in a namespace that has the wires and their routes.
 pub(crate) fn each_on_wires(case: &str, test: impl Fn(&mut Testbed, Family)) {
     unshare(CloneFlags::CLONE_NEWNET).expect("these tests need root");
     set_up();

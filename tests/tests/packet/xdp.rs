@@ -42,7 +42,8 @@ pub(super) fn translated(bed: &Testbed, packet: &Packet) -> Packet {
     packet.clone().from(end(to.source, to.source_port)).to(end(to.destination, to.destination_port))
 }
 
-/// Asserts that `run` opened the flow of `packet` and sent it out; returns the packet after its translation.
+/// Asserts that the program opened a flow for `packet` in this run, and sent the packet out translated; returns the
+/// translated packet.
 #[track_caller]
 fn begins(bed: &Testbed, family: Family, packet: &Packet, run: Run) -> Packet {
     let expected = translated(bed, packet);
@@ -476,9 +477,9 @@ fn both(
     runs
 }
 
-/// Asserts that XDP and tc agree on a packet in the same state at the same time. If XDP forwards it in an existing
-/// flow, tc forwards the same bytes, and both leave the same state. If XDP leaves it to tc, XDP has not changed the
-/// packet.
+/// Asserts that XDP and tc agree on a packet. If the packet has a flow, both run with the same flows and within one
+/// tick. If XDP forwards the packet in an existing flow, tc forwards the same bytes, and both leave the same flows. If
+/// XDP leaves the packet to tc, XDP has not changed it.
 fn agree(bed: &mut Testbed, case: &Case) {
     let family = if case.v4 { Family::V4 } else { Family::V6 };
     let whole = case.packet(family, bed);
@@ -499,7 +500,8 @@ fn agree(bed: &mut Testbed, case: &Case) {
         }
         (xdp, at_tc) = (by_xdp, by_tc);
     } else {
-        // The first packet of a flow gets a random port; the second run uses the flow of the first.
+        // The first packet of a flow gets a random port. tc runs with the flow that XDP has begun, if any, and so uses
+        // the same port.
         xdp = bed.arrive(Mode::Generic, &packet);
         at_tc = bed.arrive_at_tc(&packet);
     }
@@ -510,7 +512,7 @@ fn agree(bed: &mut Testbed, case: &Case) {
             if is_forwarded(&at_tc) || at_tc.moved == [(NewTunnelledFlow, 1)] {
                 assert_eq!(xdp.output[14..], at_tc.output[14..], "{case:?}");
             } else {
-                // A SYN of an ended flow begins a new one, with a random port.
+                // A SYN of an ended flow begins a new one with a random port, so the bytes differ.
                 assert_eq!(
                     (&*xdp.moved, &*at_tc.moved),
                     (&[(NewRoutedFlow, 1)][..], &[(NewRoutedFlow, 1)][..])

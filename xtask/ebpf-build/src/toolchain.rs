@@ -91,12 +91,13 @@ impl CoreLibrary {
         if rustlib.join(TARGET).join("lib").is_dir() {
             return Some(Self::Prebuilt);
         }
-        // The folder exists even without the component; `-Z build-std` needs the lock file.
+        // Checks for the lock file, which `-Z build-std` needs: the folder may exist without the component `rust-src`.
         rustlib.join("src/rust/library/Cargo.lock").is_file().then_some(Self::Source)
     }
 }
 
-/// Finds a compiler for BPF: the current one, else one of rustup's, else the distribution's.
+/// Finds a compiler for BPF: that of the toolchain in use, else that of another rustup toolchain, else the
+/// distribution's.
 ///
 /// # Errors
 ///
@@ -207,8 +208,8 @@ pub fn cached_linker_root() -> PathBuf {
     cache_dir().join(format!("bpf-linker-{LINKER_VERSION}"))
 }
 
-/// The folder for downloads and built tools. It is outside the repository, so that clones share it, unless there is
-/// neither `$XDG_CACHE_HOME` nor a home folder.
+/// The folder for downloads and built tools. It is outside the repository, so that clones share it. Only if there is
+/// neither `$XDG_CACHE_HOME` nor a home folder, it is in the repository.
 pub fn cache_dir() -> PathBuf {
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = cache.or_else(|| Some(home()?.join(".cache")));

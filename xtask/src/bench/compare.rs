@@ -1,7 +1,8 @@
 //! `cargo xtask bench compare REV`: the packet benchmark of this tree and of another revision in one run.
 //!
 //! The other revision builds its BPF object itself, with its own `cargo xtask`, in a git worktree below
-//! `target/compare` that xtask removes afterwards. `target/compare` keeps the object under the name of its commit.
+//! `target/compare`. xtask then removes the worktree, and keeps the object in `target/compare` under the name of its
+//! commit.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;

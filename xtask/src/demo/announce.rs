@@ -1,7 +1,7 @@
 //! `cargo xtask demo announce`: a node dies while clients download through announced addresses.
 //!
 //! One client is in the nodes' network, where one node announces the addresses at layer 2. The other client is behind a
-//! router, which spreads its connections over all nodes, by routes that it learns from BIRD on the nodes.
+//! router. The router learns routes from BIRD on the nodes, and spreads this client's connections over all nodes.
 
 mod report;
 
@@ -27,7 +27,7 @@ use super::{ensure_not_up, report::say};
 
 const PREFIX: &str = "lb-announce";
 const FOLDER: &str = "/run/lb-announce";
-/// A download without a byte for this time is lost.
+/// The demo stops waiting for the downloads if none has received a byte for this long.
 const STALLED: Duration = Duration::from_secs(20);
 /// Bytes of a download: more than a client receives before the node dies, and more than the buffers hold.
 const BYTES: u64 = 512 << 10;
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Runs the demo; fails if a connection ended that another node could have served.
+/// Runs the demo; fails if a connection ended although another node could have served it.
 pub(super) fn run(args: &Args) -> Result<()> {
     ensure_not_up(PREFIX, FOLDER)?;
     cleanup::on_interrupt();

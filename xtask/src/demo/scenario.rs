@@ -74,7 +74,7 @@ fn write_web(cluster: &Cluster, pods: &[&str]) -> Result<()> {
     Ok(cluster.manifests.put(&web)?)
 }
 
-/// Plays all scenes; returns the agent that replaced `agent`.
+/// Plays all scenes; returns the results, and the agent that replaced `agent`.
 pub(super) fn play(cluster: &Cluster, agent: Agent) -> Result<(Report, Agent)> {
     let mut report = Report::default();
     balance(cluster, &agent, &mut report)?;
@@ -177,9 +177,9 @@ impl Scene<'_> {
 impl Traffic {
     fn count(&mut self, answer: &Answer) {
         *self.answers.entry(answer.server.clone()).or_default() += 1;
-        // A pod that reaches itself gets requests with another source address than its own, because its answers would
-        // otherwise never leave it. (The client's port may differ: it is replaced if the client used it for the same
-        // backend through another Service just before.)
+        // A pod that reaches itself gets requests with another source address than its own: otherwise its answers would
+        // never leave the pod. (The port may also differ: the programs replace it if the client has just used it for
+        // the same backend through another Service.)
         if answer.server != self.client && answer.seen.ip() != answer.local.ip() {
             self.address_changed += 1;
         }

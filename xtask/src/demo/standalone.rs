@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  client ─── machine: lb-agent, DNS ─┬─ one: nginx
-//!  192.168.7.2  192.168.7.1             └─ two: nginx, whose /healthz fails
+//!  192.168.7.2  192.168.7.1           └─ two: nginx, whose /healthz fails
 //! ```
 
 use std::{
@@ -139,8 +139,8 @@ fn serve(container: &Netns, name: &str, health: &str) -> Result<Daemon> {
     Daemon::start(&mut nginx)
 }
 
-/// Connects the machine to another namespace, whose device is `eth0`; `addresses` are those of the machine and of the
-/// other.
+/// Connects the machine to another namespace, whose device is `eth0`. `addresses` are those of the machine and of that
+/// device.
 fn connect(host: &Netns, name: &str, other: &Netns, addresses: (&str, &str)) -> Result<()> {
     let (here, there) = addresses;
     host.ip(&format!(
@@ -202,7 +202,7 @@ fn resolve(machine: &Machine) -> Result<Vec<String>> {
     wait_for(PATIENCE, answers).with_context(|| format!("dig {NAME} @{MACHINE} finds no address"))
 }
 
-/// Address and reason of a container that the agent takes for unhealthy.
+/// The address of a container that the agent considers unhealthy, and the reason.
 fn sick(agent: &Agent) -> Result<Option<(String, String)>> {
     let shown = agent.ask(&["service", "show", "web", "-o", "json"])?;
     let shown: Value = serde_json::from_slice(&shown.stdout)?;

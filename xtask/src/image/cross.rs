@@ -25,7 +25,7 @@ const LIBRARIES: &str = "/usr/aarch64-linux-gnu/lib";
 pub(super) const COPYRIGHTS: [&str; 2] =
     ["/usr/share/doc/libc6-arm64-cross/copyright", "/usr/share/doc/libgcc-s1-arm64-cross/copyright"];
 
-/// Writes the agent to the folder without debug information. If `$LB_AGENT` is set, takes the agent that it names, else
+/// Writes the agent, without its debug information, to the folder. If `$LB_AGENT` names an agent, takes that one, else
 /// builds one. First installs the packages that this needs.
 pub(super) fn stripped_agent(folder: &Path) -> anyhow::Result<PathBuf> {
     setup::install_missing(&PACKAGES)?;
@@ -98,7 +98,8 @@ mod tests {
     use super::super::{Image, System, archive, unpack};
     use super::*;
 
-    /// A program for arm64 that answers as the agent does; `None` on a machine that cannot build or run it.
+    /// A program for arm64 that prints what `lb-agent --version` prints; `None` on a machine that cannot build or run
+    /// it.
     fn program(folder: &Path) -> Option<PathBuf> {
         let lacks: Vec<_> = [COMPILER, EMULATOR].into_iter().filter(|tool| !is_installed(tool)).collect();
         if !lacks.is_empty() {

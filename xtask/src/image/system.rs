@@ -20,7 +20,7 @@ pub(crate) enum Arch {
 }
 
 impl Arch {
-    /// The processor of this machine; `None` if it is none of these.
+    /// The processor of this machine; `None` if it is neither amd64 nor arm64.
     fn of_this_machine() -> Option<Self> {
         match std::env::consts::ARCH {
             "x86_64" => Some(Self::Amd64),
@@ -30,7 +30,7 @@ impl Arch {
     }
 }
 
-/// The system that builds the agent, and whose libraries it needs.
+/// The system that builds the agent, and whose libraries the agent needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum System {
     /// This machine.
@@ -51,7 +51,7 @@ impl System {
         }
     }
 
-    /// Builds the agent; writes it to the folder without debug information.
+    /// Builds the agent; writes it, without its debug information, to the folder.
     pub(super) fn stripped_agent(self, folder: &Path) -> anyhow::Result<PathBuf> {
         match self {
             Self::Native => release::stripped(&agent::prepare(Profile::Release)?, folder),
@@ -59,7 +59,8 @@ impl System {
         }
     }
 
-    /// The processor that the agent must be for; `None` for the agent of this machine, which is not checked.
+    /// The processor that the agent must be for; `None` if the agent is built for this machine, and its processor is
+    /// not checked.
     pub(super) const fn architecture(self) -> Option<Architecture> {
         match self {
             Self::Native => None,
@@ -102,8 +103,8 @@ impl System {
         }
     }
 
-    /// Runs the agent of an unpacked image with nothing but the files of the image; returns its output for
-    /// `--version`.
+    /// Runs the agent of an unpacked image with the libraries of the image; returns its output for `--version`. An
+    /// agent for this machine sees no other files than those of the image.
     pub(super) fn version_in(self, root: &Path) -> anyhow::Result<String> {
         match self {
             Self::Native => version_in(root),

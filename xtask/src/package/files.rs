@@ -132,7 +132,8 @@ pub(super) fn stage(root: &Path, files: &[File]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Creates the folder and those between it and `root`, readable by all users.
+/// Creates the folder and its missing parents, and makes it and its parents up to `root`, including `root`, readable by
+/// all users.
 fn create_folders(root: &Path, folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let below: Vec<PathBuf> =

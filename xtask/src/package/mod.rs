@@ -49,8 +49,8 @@ fn generate(agent: &Path, folder: &Path) -> anyhow::Result<Generated> {
     Ok(Generated { completions, man_pages, sbom: sbom::of_agent()? })
 }
 
-/// Builds the package from the files, in a folder that has no `root` yet. No file is younger than `source_date`, in
-/// seconds since 1970.
+/// Builds the package from the files, in a folder that has no `root` yet. No modification time in the package is later
+/// than `source_date`, in seconds since 1970.
 fn build(folder: &Path, files: &[File], source_date: u64) -> anyhow::Result<PathBuf> {
     let root = folder.join("root");
     files::stage(&root, files)?;

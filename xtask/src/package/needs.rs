@@ -19,7 +19,7 @@ pub(super) struct Needs {
 }
 
 impl Needs {
-    /// Reads what a program needs from its ELF file; the program must be linked dynamically.
+    /// Reads from the ELF file of a program what the program needs. The program must be linked dynamically.
     pub(super) fn of(program: &[u8]) -> anyhow::Result<Self> {
         let file = object::File::parse(program).context("the program is not an ELF file")?;
         let names = elf::names(program)?;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::process::cargo;
 use crate::release;
 
-/// The part of the output of `cargo metadata` that is used here.
+/// The part of the output of `cargo metadata` that the bill needs.
 #[derive(Debug, Deserialize)]
 struct Metadata {
     packages: Vec<Package>,

@@ -35,7 +35,7 @@ struct Target {
     kind: Vec<String>,
 }
 
-/// Builds both agents and strips them; takes the `given` one instead of the first.
+/// Builds the two [`AGENTS`] and strips them. An agent that is `given` takes the place of the first one.
 pub(super) fn build_agents(given: Option<&Path>) -> anyhow::Result<()> {
     let programs = folders::programs()?;
     let [agent, next_agent] = AGENTS.map(|name| programs.join(name));

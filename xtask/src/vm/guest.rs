@@ -24,7 +24,7 @@ const CHANNEL: &str = "/dev/ttyS1";
 /// How many bytes from the end of a test binary's output are reported if tests have failed.
 const OUTPUT: usize = 16_384;
 
-/// The folder of the tests and the agent.
+/// The folder of the tests and the agents.
 pub(super) const TESTS: &str = "/tests";
 
 /// File systems and mount points, in order.

@@ -1,4 +1,4 @@
-//! The image of a guest: tests, agent, the programs that they call, libraries, and modules of the kernel.
+//! The image of a guest: tests, agents, the programs that they call, libraries, and modules of the kernel.
 
 use std::collections::BTreeSet;
 use std::env;

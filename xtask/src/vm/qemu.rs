@@ -174,7 +174,7 @@ pub(super) fn boot(
     show: impl Fn(&Record),
 ) -> anyhow::Result<Outcome> {
     let (console, channel) = (folder.join("console.log"), folder.join("report.jsonl"));
-    // The kernel passes parameters that it does not know to process 1 as environment, those after `--` as arguments.
+    // The kernel passes unknown parameters to process 1 as environment variables, and those after `--` as arguments.
     let init = format!("PATH=/usr/sbin:/usr/bin -- vm-guest --patience {}", accelerator.patience());
     let mut command = wires.map_or_else(|| Command::new(PROGRAM), |wires| wires.command(PROGRAM));
     configure(&mut command, kernel, accelerator, &console, &init, Some(image));

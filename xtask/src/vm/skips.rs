@@ -34,7 +34,7 @@ impl Skips {
     }
 }
 
-/// Names of skipped tests, each with the reason why it was skipped.
+/// Names of tests that were skipped, as a whole or in part, each with a reason.
 #[derive(Default)]
 struct Lines(Vec<(String, String)>);
 

@@ -1,5 +1,5 @@
-//! `kubectl lb explain` against real connections: Pods and agents on two nodes, and for each part of the answer the
-//! connection that it describes.
+//! Tests that `kubectl lb explain` agrees with real connections of Pods on two nodes with agents. Each part of its
+//! answer explains how one program handles a packet; the tests compare the part with what that program does.
 
 use std::{fs, io, net::SocketAddr, process::Output};
 
@@ -20,8 +20,8 @@ use crate::{
 
 /// Address of the router, where the API server listens: both nodes reach it, as do users of the plugin.
 const ROUTER: &str = "172.18.0.254";
-/// The outcomes under which the programs count packets that they translate. On a node that leaves the packets of a connection
-/// untouched, none of these counters rises.
+/// The outcomes under which the programs count packets that they translate. On a node that leaves the packets of a
+/// connection untouched, none of these counters rises.
 const TRANSLATED: [&str; 6] = ["new_flow", "forward", "reply", "masquerade", "new_direct_flow", "direct"];
 
 /// A Service of namespace `shop` in these tests. All have a TCP port `http` and a UDP port `echo`.
@@ -35,7 +35,7 @@ struct Shop {
     policy: &'static str,
 }
 
-/// Served by a Pod of node 2, by none, and only to clients on node 2.
+/// `web` and `local` are served by a Pod on node 2, `local` only to clients on node 2. `empty` has no Pod.
 const SHOPS: [Shop; 3] = [
     Shop { name: "web", number: 7, pods: &["pod3"], policy: "Cluster" },
     Shop { name: "empty", number: 8, pods: &[], policy: "Cluster" },
@@ -49,12 +49,12 @@ impl Shop {
     }
 }
 
-/// The address family that `explain` is asked about. Services have a cluster IP of both.
+/// The address family of the connections. Each Service has a cluster IP of each family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
-    /// That of the first cluster IP, which `explain` takes by itself.
+    /// The family of the first cluster IP, which `explain` uses by default.
     V4,
-    /// That of `--ip-family`.
+    /// The family that the tests select by `--ip-family`.
     V6,
 }
 
@@ -165,7 +165,8 @@ impl Site {
         (1..=2).map(|number| format!("---- n{number}\n{}", log(number))).collect()
     }
 
-    /// Runs `explain` for a new packet of a Pod to a port of a Service, or for that of an open connection.
+    /// Runs `explain` for a connection from a Pod to a port of a Service: a new one, or with `client_port` the open one
+    /// from that port.
     fn run(&self, client: &str, service: &str, client_port: Option<u16>) -> Output {
         let [pod, service] = [format!("pod/shop/{client}"), format!("svc/shop/{service}")];
         let port = client_port.map(|port| port.to_string());
@@ -190,7 +191,7 @@ impl Site {
         counted(self.cluster.node(number), &self.cluster.bpffs(number), outcome).unwrap()
     }
 
-    /// Asserts that the node of each part counts packets under the outcome that the part names while `connect` runs,
+    /// Asserts that, while `connect` runs, the node of each part counts packets under the outcome that the part names,
     /// and that a node that leaves the packets untouched translates none.
     fn assert_counted<T>(&self, parts: &[Value], connect: impl FnOnce() -> T) -> T {
         let count = |part: &Value| self.counted(part["node"].as_str().unwrap(), outcome(part));
@@ -232,19 +233,19 @@ fn pod_object(pod: &Pod) -> Value {
     })
 }
 
-/// The outcome that a part names: of the packet, or of the flow that it begins.
+/// The outcome that a part names: that of the packet, or that of the flow that the packet begins.
 fn outcome(part: &Value) -> &str {
     let page = &part["page"];
     page["outcome"].as_str().or_else(|| page["backends"][0]["outcome"].as_str()).unwrap()
 }
 
-/// The nodes of the parts and their verdicts.
+/// The node and the verdict of each part, as `NODE VERDICT`.
 fn verdicts(parts: &[Value]) -> Vec<String> {
     let word = |value: &Value| value.as_str().unwrap().to_owned();
     parts.iter().map(|part| format!("{} {}", word(&part["node"]), word(&part["page"]["verdict"]))).collect()
 }
 
-/// The only backend of a page that begins a flow.
+/// The only backend of a part whose packet begins a flow.
 fn backend(part: &Value) -> SocketAddr {
     let backends = part["page"]["backends"].as_array().unwrap();
     assert_eq!(backends.len(), 1, "{part:#}");
@@ -287,7 +288,7 @@ fn new_connections_agree(site: &Site) {
     assert_eq!(answer.server, "pod3");
 }
 
-/// A connection that is open, there and back. Its replies are translated where they leave node 1 for the Pod.
+/// Both directions of an open connection. Replies are translated where they leave node 1 for the Pod.
 fn open_connection_agrees(site: &Site) {
     let (client, vip) = (site.pod("pod1"), site.family.vip(&SHOPS[0], 80));
     let mut connection = Connection::open(&client.netns, vip).unwrap();
@@ -322,7 +323,8 @@ fn translated(part: &Value) -> Value {
     json!([part["page"]["ends"]["from"], part["page"]["ends"]["to"]])
 }
 
-/// Node 1 rejects packets to a Service without endpoints, and drops those to one without endpoints on the node.
+/// Node 1 rejects packets to a Service without endpoints. It drops packets to a Service with the policy Local that has
+/// endpoints only on the other node.
 fn refused_connections_agree(site: &Site) {
     let client = &site.pod("pod1").netns;
     for (shop, verdict, tcp, udp) in [
@@ -381,7 +383,8 @@ fn masqueraded_connection_agrees(site: &Site, node1: &str) {
     site.assert_counted(&parts, || connection.ask().unwrap());
     let backend = backend_of(vip, site);
     let [first, leaves, arrives, .., from_node, to_pod] = &parts[..] else { panic!("{parts:#?}") };
-    // The program at the Pod's device already sets the port of the masqueraded connection.
+    // The program at the Pod's device already replaces the source port; the program at `eth0` then replaces the source
+    // address.
     let masqueraded = SocketAddr::new(local.ip(), seen.port());
     assert_eq!(translated(first), json!([masqueraded, backend]));
     assert_eq!((translated(leaves), &leaves["page"]["device"]), (json!([seen, backend]), &json!("eth0")));

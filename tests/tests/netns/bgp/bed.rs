@@ -29,7 +29,7 @@ pub(super) const VIP: &str = "203.0.113.1";
 pub(super) const VIP6: &str = "2001:db8:100::1";
 /// How long to wait until a session is established, or until a change of routes has arrived.
 pub(super) const SOON: Duration = Duration::from_secs(15);
-/// Time without heartbeats after which a fence removes the routes of an agent.
+/// Time without heartbeats of an agent after which its fence (`lb-agent announce fence`) removes its routes.
 pub(super) fn lifetime() -> Duration {
     Duration::from_secs(5) * patience()
 }

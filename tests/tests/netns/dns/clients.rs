@@ -1,5 +1,7 @@
 //! Tests what dig and musl make of the DNS server's answers.
 
+use std::collections::BTreeSet;
+
 use lb_tests::resolver::build_for_musl;
 
 use super::Names;
@@ -18,9 +20,24 @@ fn crowd() -> String {
     )
 }
 
-/// A cluster with the headless Services `db` and `crowd`.
+/// A headless Service that publishes its endpoints before they are ready, one in each family.
+const EAGER: &str = "\
+apiVersion: v1
+kind: Service
+metadata: {name: eager}
+spec: {clusterIP: None, publishNotReadyAddresses: true}
+---
+apiVersion: v1
+kind: Endpoints
+metadata: {name: eager}
+subsets:
+- {notReadyAddresses: [{ip: 10.244.7.1}, {ip: \"fd00:10:244:7::1\"}], ports: [{port: 80}]}
+";
+
+/// A cluster with the headless Services `db`, `eager` and `crowd`.
 fn names() -> Names {
     let names = Names::new();
+    names.bed.cluster.manifests.write("eager", EAGER).unwrap();
     names.bed.cluster.manifests.write("db", super::HEADLESS).unwrap();
     names.bed.cluster.manifests.write("crowd", &crowd()).unwrap();
     names.wait_for("db", &["10.244.9.1"]);
@@ -29,7 +46,7 @@ fn names() -> Names {
 }
 
 impl Names {
-    /// What dig prints, with line ends and runs of spaces replaced by single ones.
+    /// What dig prints, without empty lines, and with a single space in place of each run of spaces.
     fn dig(&self, arguments: &str) -> String {
         let arguments: Vec<&str> = arguments.split(' ').collect();
         let text = self.resolver.dig(&arguments).unwrap();
@@ -47,6 +64,11 @@ fn dig_finds_every_kind_of_record() {
         (format!("web.{zone} AAAA"), "fd00:10:96::a".to_owned()),
         (format!("db.{zone} A"), "10.244.9.1".to_owned()),
         (format!("db.{zone} AAAA"), String::new()),
+        // As with CoreDNS, the two addresses of a Service share the weight, and their equal records are one.
+        (format!("_http._tcp.web.{zone} SRV"), format!("0 50 80 web.{zone}.")),
+        (format!("_echo._udp.web.{zone} SRV"), format!("0 50 53 web.{zone}.")),
+        (format!("eager.{zone} A"), "10.244.7.1".to_owned()),
+        (format!("eager.{zone} AAAA"), "fd00:10:244:7::1".to_owned()),
         (format!("_sql._tcp.db.{zone} SRV"), format!("0 100 5432 db-0.db.{zone}.")),
         (format!("db.{zone} SRV"), format!("0 100 5432 db-0.db.{zone}.")),
         (format!("alias.{zone} A"), format!("web.{zone}.\n10.96.0.10")),
@@ -66,6 +88,10 @@ fn dig_finds_every_kind_of_record() {
             );
         }
     }
+    let question = format!("+tcp +short crowd.{zone}");
+    let first = |_| names.dig(&question).lines().next().map(str::to_owned);
+    let firsts: BTreeSet<Option<String>> = (0..10).map(first).collect();
+    assert!(firsts.len() > 1, "the order of the addresses changes: {firsts:?}");
 }
 
 #[test]

@@ -169,7 +169,7 @@ fn pods_are_answered_by_the_agent_and_others_by_the_endpoints() {
 struct Tally {
     local: u32,
     of_endpoint: u32,
-    /// Questions without an answer.
+    /// Queries without an answer.
     lost: u32,
     /// Errors of the socket, such as ECONNREFUSED after an ICMP error.
     errors: Vec<io::Error>,

@@ -35,7 +35,7 @@ use crate::bed::Bed;
 const LIMIT: Duration = Duration::from_secs(20);
 /// Where the agent serves the pages in these tests.
 const OF_AGENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8087);
-/// Sizes of the page: a phone, a laptop, a wall.
+/// Sizes of the page: on a phone, on a laptop, and on a wall display.
 const SIZES: [(u32, u32); 3] = [(360, 740), (1280, 860), (3840, 2160)];
 /// A script that is true when the page shows data.
 const DRAWN: &str = "return document.querySelector('.pulse.ok') !== null";
@@ -177,8 +177,8 @@ fn ten_thousand_services_are_drawn_at_once() {
     shows(&browser, "s09999");
 }
 
-/// Scrolls the list by about four rows in each of 240 frames. Returns the longest and the median time between two frames,
-/// in milliseconds, and the number of frames that showed rows which the page lacked at first.
+/// Scrolls the list by about four rows in each of 240 frames. Returns the longest and the median time between two
+/// frames, in milliseconds, and the number of frames that showed rows which the page lacked at first.
 fn scroll(browser: &Browser) -> [f64; 3] {
     const SCRIPT: &str = "return new Promise(done => {
         const list = document.querySelector('.list'), times = [];

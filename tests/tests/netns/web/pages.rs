@@ -73,7 +73,7 @@ fn list_is_sorted(browser: &Browser, server: SocketAddr) {
     browser.run("document.querySelector('dialog').close()").unwrap();
 }
 
-/// The keys g and s lead to the list of Services, and a link in it to the page of one.
+/// The keys g and s lead to the list of Services. A link in the list leads to the page of a Service.
 fn list_finds_the_service(browser: &Browser) {
     browser.press("gs").unwrap();
     shows(browser, "default/web:http");
@@ -116,7 +116,7 @@ fn connections_are_filtered_and_exported(browser: &Browser, bed: &Bed, server: S
     let csv = get(&bed.cluster.node1, server, "/api/connections.csv?protocol=udp").unwrap().body;
     assert!(csv.contains("\r\nUDP,"), "{csv}");
     assert!(!csv.contains("TCP,"), "{csv}");
-    // Selects the client's connections in the form; the link for the export must then have only these.
+    // Selects the client's connections in the form; the export link must then return only these.
     browser
         .run(
             "const form = document.querySelector('form'); form.reset(); form.client.value = '198.51.100.2'; \

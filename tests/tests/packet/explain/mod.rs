@@ -7,7 +7,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use lb_agent::explain::{HookPoint, PacketKind, Question, Verdict, explain};
+use lb_agent::explain::{Conclusion, HookPoint, PacketKind, Question, explain};
 use lb_common::Outcome;
 use lb_datapath::{Globals, Routes};
 
@@ -34,7 +34,7 @@ pub(crate) fn outcomes_at_tc(bed: &Testbed, packet: &Packet, kind: PacketKind) -
     let (routes, globals) = (RefCell::new(Routes::open().unwrap()), Globals::default());
     let tables = TestbedTables { bed, routes, device: WIRE, globals };
     let verdict = explain(&tables, &question).unwrap().verdict;
-    let Verdict::Begins { backends } = verdict else { panic!("{packet:?} begins no flow: {verdict:?}") };
+    let Conclusion::Begins { backends } = verdict else { panic!("{packet:?} begins no flow: {verdict:?}") };
     backends.iter().map(|candidate| candidate.outcome).collect()
 }
 
@@ -65,7 +65,8 @@ fn run_worlds(bed: &mut Testbed, wires: bool, globals: Globals, worlds: std::ops
         let family = Family::BOTH[(seed % 2) as usize];
         let context = format!("explain, seed {seed}, {family:?}, wires {wires}, {globals:?}");
         assert!(bed.start(&context, Device::Ethernet));
-        // Under `--forwarding direct`, half of the worlds have no wires, so that masqueraded flows are not routed.
+        // Under `--forwarding direct`, masqueraded flows are routed if there are wire devices. Half of these worlds
+        // have no wire devices, so that the test also covers flows that a second flow masquerades.
         if wires && !(globals.direct && seed % 4 < 2) {
             for (device, mtu) in [(WIRE, 1500), (OTHER, 1500), (NARROW, NARROW_MTU)] {
                 bed.add_wire(device, mtu);
@@ -73,11 +74,12 @@ fn run_worlds(bed: &mut Testbed, wires: bool, globals: Globals, worlds: std::ops
         }
         let dice = fastrand::Rng::with_seed(seed);
         let full = seed % 16 == 7;
+        let takeover = seed % 8 == 5;
         let dns = !wires && seed % 4 < 2;
-        // Slot 0 of ACTIVE is unused.
+        // Backends begin at slot 1: their slots in the map `ACTIVE` are the same, and its slot 0 is unused.
         let (slot, entry) = (1, 0);
         let seen = &mut seen;
-        World { bed, dice, family, wires, globals, slot, entry, full, dns, seen }.run(&context);
+        World { bed, dice, family, wires, globals, slot, entry, full, takeover, dns, seen }.run(&context);
     }
     seen
 }
@@ -121,6 +123,7 @@ fn explain_agrees_with_the_programs() {
             SourceNotAllowed,
             ConnectionLimited,
             NoRoute,
+            LeftToEarlier,
         ],
     );
     for source in ["Client", "ClientOnNode", "Vip"] {

@@ -108,6 +108,10 @@ impl Tables for TestbedTables<'_> {
         Ok(self.slice("SETTINGS", 0, 1)[0])
     }
 
+    fn handover(&self) -> Result<u32, DatapathError> {
+        Ok(self.slice("HANDOVER", 0, 1)[0])
+    }
+
     fn globals(&self) -> Globals {
         self.globals
     }

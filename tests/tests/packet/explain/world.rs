@@ -8,12 +8,13 @@ use std::{
 
 use bytemuck::Zeroable as _;
 use lb_agent::explain::{
-    self, Candidate, Explanation, HookPoint, PacketKind, Question, Source, TraceStep, Verdict,
+    self, Candidate, Conclusion, Explanation, HookPoint, PacketKind, Question, Source, TraceStep,
 };
 use lb_common::{
     Address, Backend, ConnectionLimits, ConnectionRate, FrontendKind, Network, Networks, Outcome, Scheduler,
     Service, ServiceKey, Settings, backend_flags,
     conntrack::{Flow, Tuple, flow_flags},
+    handover::{CREATES_FLOWS, EARLIER_CREATES_FLOWS, OVER},
     service_flags, settings_flags, vip_flags,
 };
 use lb_core::tables::{self, Maglev, TableSize};
@@ -51,6 +52,8 @@ pub(super) struct World<'a> {
     pub(super) entry: u32,
     /// Whether `CONNTRACK` is nearly full.
     pub(super) full: bool,
+    /// Whether an agent with another map layout takes over now and then.
+    pub(super) takeover: bool,
     /// Whether the node has a DNS server for its pods.
     pub(super) dns: bool,
     pub(super) seen: &'a mut Coverage,
@@ -94,6 +97,7 @@ impl World<'_> {
         }
         let settings = self.settings();
         self.bed.settings(&settings);
+        self.bed.set_handover(OVER);
         if self.chance(20) {
             self.bed.make_clients_internal();
         }
@@ -318,9 +322,11 @@ impl World<'_> {
             let passes = run.action == XDP_PASS;
             // If the packet may get one of several backends, XDP may have to leave it to tc for some of them only.
             let is_open = match &explanation.verdict {
-                Verdict::Begins { backends } => backends.len() > 1,
-                Verdict::Dropped { outcome } => *outcome == Outcome::ConntrackFull,
-                Verdict::Untouched { .. } | Verdict::Rejected { .. } | Verdict::Translated { .. } => false,
+                Conclusion::Begins { backends } => backends.len() > 1,
+                Conclusion::Dropped { outcome } => *outcome == Outcome::ConntrackFull,
+                Conclusion::Untouched { .. }
+                | Conclusion::Rejected { .. }
+                | Conclusion::Translated { .. } => false,
             };
             if !is_open {
                 assert_eq!(
@@ -366,11 +372,11 @@ impl World<'_> {
         let flow = self.bed.flows().get(&question.tuple).copied();
         let to = flow.map(|flow| (flow.to.source, flow.to.destination, flow.to.destination_port));
         let holds = match &explanation.verdict {
-            Verdict::Untouched { outcome }
-            | Verdict::Rejected { outcome }
-            | Verdict::Dropped { outcome }
-            | Verdict::Translated { outcome, .. } => moved == [(*outcome, 1)],
-            Verdict::Begins { backends } => backends.iter().any(|candidate| {
+            Conclusion::Untouched { outcome }
+            | Conclusion::Rejected { outcome }
+            | Conclusion::Dropped { outcome }
+            | Conclusion::Translated { outcome, .. } => moved == [(*outcome, 1)],
+            Conclusion::Begins { backends } => backends.iter().any(|candidate| {
                 let dropped = candidate.outcome.verdict() == lb_common::Verdict::Drop;
                 let chosen =
                     to.is_some_and(|(_, ip, port)| candidate.backend == SocketAddr::new(ip.into(), port));
@@ -378,8 +384,8 @@ impl World<'_> {
             }),
         };
         let of_dns = explanation.steps.iter().any(|step| matches!(step, TraceStep::NodeLocalDns { .. }))
-            || matches!(explanation.verdict, Verdict::Translated { outcome: Outcome::DnsAnswer, .. });
-        if let (Verdict::Begins { backends }, Some(flow)) = (&explanation.verdict, &flow) {
+            || matches!(explanation.verdict, Conclusion::Translated { outcome: Outcome::DnsAnswer, .. });
+        if let (Conclusion::Begins { backends }, Some(flow)) = (&explanation.verdict, &flow) {
             let chosen = backends.iter().find(|candidate| {
                 candidate.backend == SocketAddr::new(flow.to.destination.into(), flow.to.destination_port)
             });
@@ -387,10 +393,10 @@ impl World<'_> {
                 self.assert_source(context, question, candidate, flow);
             }
         }
-        // Packets of node-local DNS have no flow, whose entry would show the new destination.
+        // For packets of node-local DNS there is no flow entry that shows the new destination.
         let leads = if of_dns {
             true
-        } else if let Verdict::Translated { ends, .. } = &explanation.verdict {
+        } else if let Conclusion::Translated { ends, .. } = &explanation.verdict {
             to.is_some_and(|(source, ip, port)| {
                 ends.to == SocketAddr::new(ip.into(), port) && ends.from.ip() == IpAddr::from(source)
             })
@@ -407,8 +413,8 @@ impl World<'_> {
         self.note(explanation);
     }
 
-    /// Asserts that the backend sees the source that the explanation names. Masqueraded flows get it from a second flow,
-    /// and packets in a tunnel keep the client's source inside.
+    /// Asserts that the backend sees the source that the explanation names. Skips masqueraded flows, whose source a
+    /// second flow sets, tunnelled flows, whose packets keep the client's source inside, and flows of the node itself.
     fn assert_source(&mut self, context: &str, question: &Question, candidate: &Candidate, flow: &Flow) {
         if flow.flags & (flow_flags::MASQUERADED | flow_flags::TUNNEL) != 0
             || flow_flags::is_of_node(flow.flags)
@@ -429,7 +435,7 @@ impl World<'_> {
         let of_several =
             |step: &TraceStep| matches!(step, TraceStep::Frontend { backends, .. } if *backends > 1);
         let several = explanation.steps.iter().any(of_several);
-        if let Verdict::Begins { backends } = &explanation.verdict {
+        if let Conclusion::Begins { backends } = &explanation.verdict {
             self.seen.named += u32::from(several && backends.len() == 1);
         }
         for step in &explanation.steps {
@@ -439,7 +445,8 @@ impl World<'_> {
         }
     }
 
-    /// Sometimes causes an event between packets: time passes, a Service changes, or an entry is lost.
+    /// Sometimes causes an event between packets: time passes, a Service changes, an entry is lost, or a takeover from
+    /// programs of another map layout begins or ends.
     fn disturb(&mut self) {
         match self.dice.u8(..20) {
             0 => self.bed.age_affinity(3),
@@ -451,6 +458,10 @@ impl World<'_> {
                 }
             }
             2 => self.bed.delete_nth_entry(self.dice.usize(..256)),
+            3 if self.takeover => {
+                let mode = self.pick(&[OVER, OVER, CREATES_FLOWS, EARLIER_CREATES_FLOWS]);
+                self.bed.set_handover(mode);
+            }
             _ => {}
         }
     }

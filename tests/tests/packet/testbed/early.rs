@@ -45,7 +45,7 @@ impl Testbed {
         }
     }
 
-    /// Sets the number of the last ticket, and empties the lists.
+    /// Sets the number of the last ticket that `EARLY_LISTS` has given out, and empties its lists.
     pub(crate) fn set_tickets(&mut self, tickets: u64) {
         let mut lists = [0; 4097];
         lists[0] = tickets;

@@ -121,7 +121,8 @@ impl Testbed {
         }
     }
 
-    /// Active flows by backend of the last Service whose scheduler counts them.
+    /// The number of active flows of each backend, for Services whose scheduler counts them. The nth backends of all
+    /// these Services have the same counter.
     pub(crate) fn active_flows(&self, backends: u32) -> Vec<i64> {
         let map: Array<_, i64> = self.object.map("ACTIVE").unwrap().try_into().unwrap();
         (COUNTER..COUNTER + backends).map(|counter| map.get(&counter, 0).unwrap()).collect()

@@ -34,7 +34,7 @@ pub(super) fn prepare() {
     PREPARED.set(Some(here));
 }
 
-/// The inode of the network namespace of a process.
+/// The inode number of the network namespace of this thread (`thread-self`) or of its process (`self`).
 fn inode(process: &str) -> u64 {
     fs::metadata(format!("/proc/{process}/ns/net")).unwrap().ino()
 }

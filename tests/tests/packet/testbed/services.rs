@@ -19,7 +19,7 @@ use super::{super::packets::NODE, Testbed};
 
 /// First slot in `TABLES` of the Service that has a lookup table.
 const TABLE: u32 = 100;
-/// Counter of the first backend of the Service whose scheduler counts flows.
+/// Slot in `ACTIVE` that counts the flows of a Service's first backend, if the scheduler counts them.
 pub(super) const COUNTER: u32 = 20;
 
 impl Testbed {
@@ -62,7 +62,7 @@ impl Testbed {
         self.slot += 1;
     }
 
-    /// Writes a Service at `vip` with this scheduler, and with sorted backends and their weights.
+    /// Writes a Service at `vip` with this scheduler, and with these backends, which must be sorted, and their weights.
     pub(crate) fn service_with_scheduler(
         &mut self,
         vip: SocketAddr,
@@ -149,6 +149,12 @@ impl Testbed {
         self.filter.set_ranges(&ServiceRanges::covering(&settings.service_ranges));
         let mut map: Array<_, Settings> = self.object.map_mut("SETTINGS").unwrap().try_into().unwrap();
         map.set(0, settings, 0).unwrap();
+    }
+
+    /// Sets which programs create flows while those of another map layout are still attached ([`lb_common::handover`]).
+    pub(crate) fn set_handover(&mut self, mode: u32) {
+        let mut map: Array<_, u32> = self.object.map_mut("HANDOVER").unwrap().try_into().unwrap();
+        map.set(0, mode, 0).unwrap();
     }
 
     pub(crate) fn add_vip(&mut self, address: IpAddr, flags: u32) {

@@ -83,7 +83,8 @@ impl Testbed {
         }
     }
 
-    /// All entries. Asserts that no slot is being changed, and that the header counts the overflow.
+    /// All entries. Asserts that no slot is being changed, that no entry is both in the table and in the overflow, and
+    /// that the header has the number of entries in the overflow.
     #[track_caller]
     pub(super) fn entries(&self) -> BTreeMap<Tuple, Flow> {
         let slots = (0..self.slots().len()).map(|index| self.slot(index));
@@ -121,7 +122,7 @@ impl Testbed {
 
     pub(crate) fn remove_entry(&mut self, key: &Tuple) {
         if let Some(index) = self.find(key) {
-            // Keeps the generation: the programs take a control word of 0 for a slot never used, and look no further.
+            // Keeps the generation: programs treat a slot whose control word is 0 as never used, and look no further.
             let free = Slot { control: self.slot(index).control >> 32 << 32, ..Slot::zeroed() };
             return self.put("FLOWS", index, free);
         }

@@ -52,7 +52,7 @@ pub(super) struct Tally {
     complete: usize,
     /// The longest pause in a complete download, in ms.
     longest_pause_ms: u64,
-    /// The first errors of the other downloads.
+    /// The errors of the first three downloads that were not complete.
     errors: Vec<String>,
 }
 
