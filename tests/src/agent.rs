@@ -147,10 +147,15 @@ impl Agent {
         self.reap_killed().context("killing the agent")
     }
 
+    /// Sends a signal to the agent. SIGSTOP makes it hang until SIGCONT.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.child.id().try_into()?);
+        kill(pid, signal).with_context(|| format!("sending {signal} to the agent"))
+    }
+
     /// Sends SIGTERM and returns the exit status.
     pub fn terminate(self) -> Result<ExitStatus> {
-        let pid = i32::try_from(self.child.id())?;
-        kill(Pid::from_raw(pid), Signal::SIGTERM).context("sending SIGTERM to the agent")?;
+        self.signal(Signal::SIGTERM)?;
         self.wait().context("after SIGTERM")
     }
 

@@ -133,8 +133,10 @@ pub(super) struct Node {
     kernel: Kernel,
     /// Publishes the addresses at which `healthCheckNodePort` servers listen: those that serve node ports.
     listen: watch::Sender<BTreeSet<IpAddr>>,
-    /// Publishes the node's addresses.
+    /// Publishes the node's addresses, also those that are as before if some address was removed meanwhile.
     addresses: watch::Sender<NodeAddresses>,
+    /// The removals of addresses that the receivers of `addresses` know, see [`Network::removals`].
+    removals: u64,
     state: Arc<State>,
     /// Conditions of the last update; the next update logs only conditions that are not among them.
     logged: Vec<String>,
@@ -148,7 +150,7 @@ impl Node {
         (listen, addresses): (watch::Sender<BTreeSet<IpAddr>>, watch::Sender<NodeAddresses>),
         state: Arc<State>,
     ) -> Self {
-        Self { options, sources, kernel, listen, addresses, state, logged: Vec::new() }
+        Self { options, sources, kernel, listen, addresses, removals: 0, state, logged: Vec::new() }
     }
 
     /// Updates the settings in the kernel. Returns the facts that the writer needs.
@@ -198,8 +200,9 @@ impl Node {
         self.kernel.ipsec.end_connections(&networks(&settings.internal))?;
         // Connection tracking deletes the flows that are masqueraded with an address that the node has lost. It gets
         // the addresses after the kernel has the settings, because older settings may give new flows such an address.
+        let removed = std::mem::replace(&mut self.removals, network.removals) != network.removals;
         self.addresses.send_if_modified(|known| {
-            let changed = *known != addresses.node;
+            let changed = removed || *known != addresses.node;
             known.clone_from(&addresses.node);
             changed
         });

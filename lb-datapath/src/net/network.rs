@@ -26,6 +26,9 @@ pub struct Network {
     /// Whether the next hop of a packet depends only on its destination: there is neither policy routing nor a
     /// multipath route, see [`routing`].
     pub routes_by_destination: bool,
+    /// How often addresses were removed since the watch began; removals that are noticed together count once. An
+    /// address that comes and goes between two reads leaves no other trace here, but flows may be masqueraded with it.
+    pub removals: u64,
 }
 
 /// A network device, as rtnetlink describes it.
@@ -126,7 +129,7 @@ impl Network {
             link.addresses = addresses.get(&link.index).cloned().unwrap_or_default();
             link.default_route = default_routes.iter().any(|route| route.device == link.index);
         }
-        Self { links, default_routes, routes_by_destination }
+        Self { links, default_routes, routes_by_destination, removals: 0 }
     }
 
     /// The device with this interface index.

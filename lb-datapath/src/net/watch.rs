@@ -29,6 +29,8 @@ pub struct DeviceWatcher {
     stale: Stale,
     links: Vec<Link>,
     addresses: Addresses,
+    /// See [`Network::removals`].
+    removals: u64,
     routes: Routes,
     has_only_default_rules: bool,
 }
@@ -38,13 +40,16 @@ pub struct DeviceWatcher {
 struct Stale {
     links: bool,
     addresses: bool,
+    /// Whether an address was removed since the list of addresses was read.
+    removed: bool,
     routes: bool,
     rules: bool,
 }
 
 impl Stale {
-    const NOTHING: Self = Self { links: false, addresses: false, routes: false, rules: false };
-    const EVERYTHING: Self = Self { links: true, addresses: true, routes: true, rules: true };
+    const NOTHING: Self =
+        Self { links: false, addresses: false, removed: false, routes: false, rules: false };
+    const EVERYTHING: Self = Self { links: true, addresses: true, removed: true, routes: true, rules: true };
 
     /// Marks a list as stale if an event in the datagram may change it. Ignores a route that
     /// is no default route and whose next hop depends only on the destination.
@@ -52,7 +57,8 @@ impl Stale {
         for (header, payload) in events(datagram) {
             match header.kind {
                 libc::RTM_NEWLINK | libc::RTM_DELLINK => self.links = true,
-                libc::RTM_NEWADDR | libc::RTM_DELADDR => self.addresses = true,
+                libc::RTM_NEWADDR => self.addresses = true,
+                libc::RTM_DELADDR => (self.addresses, self.removed) = (true, true),
                 libc::RTM_NEWRULE | libc::RTM_DELRULE => self.rules = true,
                 libc::RTM_NEWROUTE | libc::RTM_DELROUTE => {
                     // The second byte of a route message is the prefix length of the destination.
@@ -79,6 +85,7 @@ impl DeviceWatcher {
             stale: Stale::EVERYTHING,
             links: Vec::new(),
             addresses: Addresses::new(),
+            removals: 0,
             routes: Routes::default(),
             has_only_default_rules: false,
         })
@@ -95,7 +102,8 @@ impl DeviceWatcher {
         if self.stale.addresses {
             self.addresses = network::addresses(netlink)
                 .map_err(|error| DatapathError::netlink("list addresses", error))?;
-            self.stale.addresses = false;
+            self.removals += u64::from(self.stale.removed);
+            (self.stale.addresses, self.stale.removed) = (false, false);
         }
         if self.stale.routes {
             self.routes =
@@ -108,7 +116,9 @@ impl DeviceWatcher {
             self.stale.rules = false;
         }
         let by_destination = self.has_only_default_rules && self.routes.by_destination;
-        Ok(Network::new(self.links.clone(), &self.addresses, self.routes.default.clone(), by_destination))
+        let network =
+            Network::new(self.links.clone(), &self.addresses, self.routes.default.clone(), by_destination);
+        Ok(Network { removals: self.removals, ..network })
     }
 
     /// The devices that should have programs.
@@ -195,6 +205,8 @@ mod tests {
         assert_eq!(stale, Stale { routes: true, ..Stale::NOTHING });
         stale.note(&[event(libc::RTM_NEWADDR, &[0; 8]), event(libc::RTM_DELLINK, &[0; 16])].concat());
         stale.note(&event(libc::RTM_DELRULE, &[0; 12]));
+        assert_eq!(stale, Stale { removed: false, ..Stale::EVERYTHING });
+        stale.note(&event(libc::RTM_DELADDR, &[0; 8]));
         assert_eq!(stale, Stale::EVERYTHING);
     }
 }

@@ -27,10 +27,7 @@ use lb_tests::{
     stopwatch::Stopwatch,
     wait_for,
 };
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 /// The addresses of the Service. MetalLB's hash ranks three nodes in the same order for both: n3, n2, n1.
@@ -521,8 +518,8 @@ fn planned_handover_ends_only_connections_that_are_open_at_that_moment() {
 #[test]
 fn hung_owner_stops_answering_before_another_begins() {
     let (segment, sniffer, owner) = three();
-    let pid = Pid::from_raw(i32::try_from(segment.agents[owner - 1].as_ref().unwrap().pid()).unwrap());
-    kill(pid, Signal::SIGSTOP).unwrap();
+    let agent = segment.agents[owner - 1].as_ref().unwrap();
+    agent.signal(Signal::SIGSTOP).unwrap();
     let start = Instant::now();
     // `owner` asserts that no request gets answers from two nodes.
     let (next, _) = segment.owner(SOON, |number| number != owner);
@@ -535,7 +532,7 @@ fn hung_owner_stops_answering_before_another_begins() {
     assert_eq!(segment.ask(VIP), format!("n{next}"));
     assert_turns(&sniffer, &[(owner, false), (next, true)]);
     // The agent wakes up with a right that has expired, and gets the addresses back by a planned hand-over.
-    kill(pid, Signal::SIGCONT).unwrap();
+    agent.signal(Signal::SIGCONT).unwrap();
     wait_for_takeover(&sniffer);
     thread::sleep(Duration::from_secs(1));
     assert_turns(&sniffer, &[(owner, false), (next, true), (owner, false)]);

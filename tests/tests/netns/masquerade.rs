@@ -7,6 +7,7 @@ use lb_tests::{
     cluster::{ClientLink, PodLink, Wiring},
     wait_for,
 };
+use nix::sys::signal::Signal;
 
 use crate::lan::{
     CLUSTER_CIDR, EXTERNAL, Expect,
@@ -133,32 +134,48 @@ fn udp_flow_changes_to_another_masquerade_address_when_its_own_is_removed() {
     for xdp in ["off", "generic"] {
         let lan = Lan::with(&["--xdp", xdp]);
         lan.apply(&[lan.service(1, &["pod3"])]);
-        let node = lan.cluster.node(1);
-        let route = |source4: &str, source6: &str| {
-            node.ip(&format!(
-                "route replace 10.244.2.0/24 via 172.18.0.2 {source4}\n\
-                 route replace fd00:10:244:2::/64 via fd00:172:18::2 {source6}\n"
-            ))
-        };
-        node.ip("address add 172.18.0.77/24 dev eth0\naddress add fd00:172:18::77/64 dev eth0 nodad\n")
-            .unwrap();
-        route("src 172.18.0.77", "src fd00:172:18::77").unwrap();
-        let flows = [0, 1].map(|family| {
-            let to = LoadBalancer.of(1, (Protocol::Udp, family));
-            let socket = udp_socket(lan.netns("client"), to).unwrap();
-            let seen = echo(&socket, b"first").unwrap().seen.ip();
-            assert!(["172.18.0.77", "fd00:172:18::77"].contains(&seen.to_string().as_str()), "{xdp}: {seen}");
-            (socket, node_addresses(1)[family])
-        });
-        node.ip("address del 172.18.0.77/24 dev eth0\naddress del fd00:172:18::77/64 dev eth0\n").unwrap();
-        route("", "").unwrap();
-        // Simulates the passage of time: the backend's node asks for the link-layer address again.
-        lan.cluster.node(2).ip("neigh flush dev eth0\n").unwrap();
-        for (socket, address) in flows {
-            socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-            let seen = || echo(&socket, b"again").ok().filter(|answer| answer.seen.ip() == address);
-            let answer = wait_for(Duration::from_secs(3), seen);
-            assert!(answer.is_some(), "--xdp {xdp}: no answer that has seen {address}");
-        }
+        lose_masquerade_address(&lan, || ());
+    }
+}
+
+/// The agent reads the list of addresses only when the address is gone again: that list is the same as before.
+#[test]
+fn udp_flow_changes_to_another_masquerade_address_although_no_list_has_shown_its_own() {
+    let lan = Lan::with(&[]);
+    lan.apply(&[lan.service(1, &["pod3"])]);
+    let agent = lan.agents[0].as_ref().unwrap();
+    agent.signal(Signal::SIGSTOP).unwrap();
+    lose_masquerade_address(&lan, || agent.signal(Signal::SIGCONT).unwrap());
+}
+
+/// Gives node 1 an address that masquerades a UDP flow of each family, and removes it again. Then calls `removed`, and
+/// asserts that the clients get answers to packets from another address of the node.
+fn lose_masquerade_address(lan: &Lan, removed: impl FnOnce()) {
+    let node = lan.cluster.node(1);
+    let route = |source4: &str, source6: &str| {
+        node.ip(&format!(
+            "route replace 10.244.2.0/24 via 172.18.0.2 {source4}\n\
+             route replace fd00:10:244:2::/64 via fd00:172:18::2 {source6}\n"
+        ))
+    };
+    node.ip("address add 172.18.0.77/24 dev eth0\naddress add fd00:172:18::77/64 dev eth0 nodad\n").unwrap();
+    route("src 172.18.0.77", "src fd00:172:18::77").unwrap();
+    let flows = [0, 1].map(|family| {
+        let to = LoadBalancer.of(1, (Protocol::Udp, family));
+        let socket = udp_socket(lan.netns("client"), to).unwrap();
+        let seen = echo(&socket, b"first").unwrap().seen.ip();
+        assert!(["172.18.0.77", "fd00:172:18::77"].contains(&seen.to_string().as_str()), "{seen}");
+        (socket, node_addresses(1)[family])
+    });
+    node.ip("address del 172.18.0.77/24 dev eth0\naddress del fd00:172:18::77/64 dev eth0\n").unwrap();
+    route("", "").unwrap();
+    removed();
+    // Simulates the passage of time: the backend's node asks for the link-layer address again.
+    lan.cluster.node(2).ip("neigh flush dev eth0\n").unwrap();
+    for (socket, address) in flows {
+        socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        let seen = || echo(&socket, b"again").ok().filter(|answer| answer.seen.ip() == address);
+        let answer = wait_for(Duration::from_secs(3), seen);
+        assert!(answer.is_some(), "no answer that has seen {address}");
     }
 }

@@ -15,10 +15,7 @@ use lb_tests::{
     agent::{self, Agent, is_healthy, run},
     patience, skip, wait_for,
 };
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use self::bed::{Bed, OBJECTS, SOON, VIP, VIP6, lifetime};
@@ -198,8 +195,7 @@ fn fence_withdraws_the_routes_of_agents_that_hang_or_die() {
         "the restart has reset the session"
     );
 
-    let pid = Pid::from_raw(i32::try_from(bed.agent(1).pid()).unwrap());
-    kill(pid, Signal::SIGSTOP).unwrap();
+    bed.agent(1).signal(Signal::SIGSTOP).unwrap();
     bed.agents[1].take().unwrap().kill().unwrap();
     let start = Instant::now();
     sleep(Duration::from_secs(2));
@@ -212,7 +208,7 @@ fn fence_withdraws_the_routes_of_agents_that_hang_or_die() {
     assert!((lifetime() - second..lifetime() + 4 * second * patience()).contains(&took), "{took:?}");
     assert_eq!((bed.table(1), bed.table(2)), (String::new(), String::new()));
 
-    kill(pid, Signal::SIGCONT).unwrap();
+    bed.agent(1).signal(Signal::SIGCONT).unwrap();
     bed.wait_for_hops(SOON, &[1, 3]);
     bed.agents[1] = Some(Agent::start(&bed.nodes[1], bed.settings(2)).unwrap());
     bed.wait_for_hops(SOON, &ALL);

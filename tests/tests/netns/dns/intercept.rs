@@ -9,10 +9,7 @@ use std::{
 };
 
 use lb_tests::{dns, wait_for};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use nix::sys::signal::Signal;
 
 use super::stub::Stub;
 use crate::bed::{Bed, vips};
@@ -89,8 +86,8 @@ impl NodeDns {
         self.bed.netns(from).run(|| ask_over_tcp(&mut connect(vip)?, name))
     }
 
-    fn pid(&self) -> Pid {
-        Pid::from_raw(i32::try_from(self.bed.agent.as_ref().unwrap().pid()).unwrap())
+    fn signal(&self, signal: Signal) {
+        self.bed.agent.as_ref().unwrap().signal(signal).unwrap();
     }
 
     /// Number of queries that the programs have redirected to the agent.
@@ -267,7 +264,7 @@ fn endpoints_answer_while_the_agent_hangs() {
     assert_eq!(ask_over_tcp(&mut connection, WEB).unwrap(), LOCAL);
     let tally = dns.asked_during(vip, || {
         thread::sleep(Duration::from_millis(300));
-        kill(dns.pid(), Signal::SIGSTOP).unwrap();
+        dns.signal(Signal::SIGSTOP);
         thread::sleep(Duration::from_secs(2));
     });
     assert!(tally.errors.is_empty(), "{tally:?}");
@@ -277,7 +274,7 @@ fn endpoints_answer_while_the_agent_hangs() {
     let error = ask_over_tcp(&mut connection, WEB).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the connection to the agent ends: {error}");
     assert_eq!(dns.ask_over_tcp("pod1", vip, WEB).unwrap(), OF_ENDPOINT);
-    kill(dns.pid(), Signal::SIGCONT).unwrap();
+    dns.signal(Signal::SIGCONT);
     dns.wait_until_answered_by(vip, LOCAL);
 }
 
