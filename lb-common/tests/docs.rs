@@ -256,7 +256,7 @@ fn only_monotonic_clocks_decide() {
         assert!(!ebpf.contains(clock), "the data plane reads {clock}");
     }
     assert!(ebpf.contains("bpf_ktime_get_coarse_ns") && ebpf.contains("bpf_jiffies64"));
-    assert!(read("lb-datapath/src/state/conntrack.rs").contains("ClockId::Monotonic"));
+    assert!(read("lb-datapath/src/state/conntrack/mod.rs").contains("ClockId::Monotonic"));
     let calendar = "SystemTime::now|Timestamp::now|ClockId::Realtime|Zoned::now";
     let core = sources(&repository().join("lb-core/src"));
     assert!(calendar.split('|').all(|call| !core.contains(call)), "the control plane reads a clock");

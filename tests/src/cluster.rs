@@ -26,7 +26,11 @@ use crate::{
     netns::{self, Netns},
     pump::{self, Layer, Pump},
     server::{self, Server},
+    wait_for,
 };
+
+/// How long to wait for the carrier of a new device, on a fast machine.
+const CARRIER: Duration = Duration::from_secs(5);
 
 /// TCP port of the pods' HTTP servers, as in the examples of the Kubernetes documentation.
 pub const HTTP_PORT: u16 = 9376;
@@ -340,6 +344,8 @@ impl Cluster {
             }
         }
         netns.ip(&format!("route add default via {gateway4}\nroute add default via {gateway6}\n"))?;
+        wait_for_carrier(on, name)?;
+        wait_for_carrier(&netns, "eth0")?;
         let servers = serve(&netns, name)?;
         self.pods.push(Pod {
             name: name.to_owned(),
@@ -600,6 +606,10 @@ fn host(name: &str) -> Result<Netns> {
     netns.sysctls(&[
         ("ipv4/icmp_ratelimit", "0"),
         ("ipv6/icmp/ratelimit", "0"),
+        // The limit on all destinations together: its bucket is empty at first, so two refusals at once lose one. Types
+        // that these masks do not name have no limit, and 255 is no type of error.
+        ("ipv4/icmp_ratemask", "0"),
+        ("ipv6/icmp/ratemask", "255"),
         ("ipv4/conf/all/rp_filter", "0"),
         ("ipv4/conf/default/rp_filter", "0"),
         ("ipv6/conf/all/accept_dad", "0"),
@@ -614,6 +624,16 @@ fn host(name: &str) -> Result<Netns> {
 fn router(netns: &Netns) -> Result<Netns> {
     netns.sysctls(&[("ipv4/ip_forward", "1"), ("ipv6/conf/all/forwarding", "1")])?;
     Ok(netns.clone())
+}
+
+/// Waits until the kernel has noticed the carrier of a device that is up: it drops what the device sends before that. On
+/// a busy machine, that takes longer than a TCP connection waits before it sends its SYN again.
+fn wait_for_carrier(netns: &Netns, device: &str) -> Result<()> {
+    let is_up = || {
+        let shown = netns.command("ip").args(["link", "show", "dev", device]).output().ok()?;
+        String::from_utf8_lossy(&shown.stdout).contains("state UP").then_some(())
+    };
+    wait_for(CARRIER, is_up).with_context(|| format!("{device} in {} gets no carrier", netns.name()))
 }
 
 /// Creates a veth pair between two namespaces, with the kernel's default offloads.

@@ -24,10 +24,13 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-use crate::{netns::Netns, pattern};
+use crate::{netns::Netns, pattern, wait_for};
 
 /// Interval at which a UDP server checks whether it must stop.
 const POLL: Duration = Duration::from_millis(20);
+
+/// How long [`bind`] tries to bind a socket.
+const REBIND: Duration = Duration::from_secs(3);
 
 /// A server that runs in the background until this is dropped.
 #[derive(Debug)]
@@ -60,11 +63,20 @@ impl Drop for Server {
     }
 }
 
+/// Binds a socket. If the address is in use, tries again for a while: a child that this process has forked holds copies
+/// of all sockets, also of a server that has stopped, until it executes its program.
+pub fn bind<S>(bind: impl Fn() -> io::Result<S>) -> io::Result<S> {
+    let in_use =
+        |bound: &io::Result<S>| bound.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse);
+    let bound = wait_for(REBIND, || Some(bind()).filter(|bound| !in_use(bound)));
+    bound.unwrap_or_else(bind)
+}
+
 /// Starts an HTTP server on all addresses of a namespace.
 pub fn http(netns: &Netns, name: &str, port: u16) -> Result<Server> {
     let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
     let listener = netns
-        .run(|| TcpListener::bind(address))
+        .run(|| bind(|| TcpListener::bind(address)))
         .with_context(|| format!("listening on TCP port {port} in {}", netns.name()))?;
     let stop = Arc::new(AtomicBool::new(false));
     let connections = Connections::default();
@@ -88,10 +100,15 @@ struct Acceptor {
 impl Acceptor {
     fn run(self) {
         for number in 0.. {
-            let Ok((stream, peer)) = self.listener.accept() else { return };
+            let accepted = self.listener.accept();
             if self.stop.load(Ordering::Relaxed) {
                 return;
             }
+            // For example, this process has no more descriptors for a moment.
+            let Ok((stream, peer)) = accepted else {
+                sleep(POLL);
+                continue;
+            };
             if let Ok(clone) = stream.try_clone() {
                 lock(&self.connections).insert(number, clone);
             }
@@ -231,7 +248,7 @@ pub fn udp_echo(netns: &Netns, name: &str, port: u16) -> Result<Server> {
 /// differ from the address that the client used.)
 pub fn udp_echo_at(netns: &Netns, name: &str, address: SocketAddr) -> Result<Server> {
     let socket = netns
-        .run(|| UdpSocket::bind(address))
+        .run(|| bind(|| UdpSocket::bind(address)))
         .with_context(|| format!("binding {address}/UDP in {}", netns.name()))?;
     socket.set_read_timeout(Some(POLL))?;
     let stop = Arc::new(AtomicBool::new(false));

@@ -19,7 +19,7 @@ use axum::{
     serve::ListenerExt as _,
 };
 use futures_util::stream;
-use lb_tests::netns::Netns;
+use lb_tests::{netns::Netns, server::bind};
 use serde_json::{Value, json};
 use tokio::{runtime::Runtime, sync::watch};
 
@@ -156,7 +156,7 @@ impl ApiServer {
 
     /// Starts to listen; after [`Self::stop`], at the same address as before.
     pub(crate) fn listen(&mut self) {
-        let bind = || TcpListener::bind(self.address);
+        let bind = || bind(|| TcpListener::bind(self.address));
         let listener = self.netns.as_ref().map_or_else(bind, |netns| netns.run(bind)).unwrap();
         listener.set_nonblocking(true).unwrap();
         self.address = listener.local_addr().unwrap();

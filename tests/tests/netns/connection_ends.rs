@@ -64,6 +64,8 @@ fn tracks_udp(bed: &Bed) -> bool {
 /// Connections of a process of the node have no flows, so the agent closes their sockets.
 #[test]
 fn sockets_of_the_node_end_by_the_timeouts_of_the_service() {
+    // So many that each pod surely gets some.
+    const BUSY: usize = 24;
     let (idle, drain) = ("lb.dev/idle-timeout", "lb.dev/drain-timeout");
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
     let put = |bed: &Bed, pods: &[&str]| {
@@ -73,7 +75,7 @@ fn sockets_of_the_node_end_by_the_timeouts_of_the_service() {
     bed.start_agent();
     let node = bed.cluster.node1.clone();
     let open = || -> Vec<(String, Connection)> {
-        let vips = WEB.into_iter().cycle().take(12);
+        let vips = WEB.into_iter().cycle().take(BUSY);
         let open = |vip| Connection::open(&node, http(vip)).unwrap();
         vips.map(open).map(|mut connection| (connection.ask().unwrap().server, connection)).collect()
     };
@@ -101,19 +103,19 @@ fn sockets_of_the_node_end_by_the_timeouts_of_the_service() {
         }
         (ended.into_iter().map(|(server, _)| server).collect::<Vec<_>>(), busy.len())
     };
-    assert_eq!(keep_busy(2 * LOOK), (Vec::new(), 12), "a busy connection goes on");
+    assert_eq!(keep_busy(2 * LOOK), (Vec::new(), BUSY), "a busy connection goes on");
     for (server, connection) in &mut quiet {
         let asked = connection.ask();
         assert!(is_ended(&asked), "{server}: {asked:?}");
     }
     put(&bed, &PODS[1..]);
-    assert_eq!(keep_busy(Duration::from_secs(7)), (Vec::new(), 12), "the drain timeout has not passed");
+    assert_eq!(keep_busy(Duration::from_secs(7)), (Vec::new(), BUSY), "the drain timeout has not passed");
     // The agent looks at the connections every 5 s. The drain timeout of 10 s begins with the look that notices that
     // pod1 is no longer a backend. The agent measures it in ticks of 1.07 s, rounded down, so the second look after
     // that one may come too early, and the third ends the connections.
     let (ended, left) = keep_busy(3 * LOOK + PATIENCE);
     assert!(!ended.is_empty() && ended.iter().all(|server| server == "pod1"), "{ended:?}");
-    assert_eq!(ended.len() + left, 12);
+    assert_eq!(ended.len() + left, BUSY);
 }
 
 /// The agent computes a connection's idle time from times that the kernel sets only once the connection is established.

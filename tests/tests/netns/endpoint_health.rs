@@ -206,7 +206,7 @@ fn unanswered_connections_bring_a_probe_forward() {
     bed.silence("pod2");
     let client = bed.cluster.client.clone();
     // Some of these connections go to pod2 first, which does not answer.
-    let clients: Vec<_> = (0..8)
+    let clients: Vec<_> = (0..32)
         .map(|_| {
             let client = client.clone();
             thread::spawn(move || Connection::open(&client, http(WEB[0])).and_then(|mut it| it.ask()))

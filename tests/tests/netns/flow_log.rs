@@ -104,7 +104,7 @@ fn traffic(line: &Value) -> Traffic {
         .map(|field| line[field].as_u64().unwrap())
 }
 
-/// A packet socket that captures what the namespace sends and receives, to count IP packets by local port.
+/// A packet socket that captures what the namespace sends and receives, to count IP packets by local socket address.
 struct Capture(OwnedFd);
 
 impl Capture {
@@ -120,8 +120,8 @@ impl Capture {
         Self(netns.run(open).unwrap())
     }
 
-    fn traffic(&self) -> BTreeMap<u16, Traffic> {
-        let mut ports = BTreeMap::new();
+    fn traffic(&self) -> BTreeMap<SocketAddr, Traffic> {
+        let mut clients = BTreeMap::new();
         let mut packet = vec![0; 70_000];
         loop {
             // SAFETY: the kernel writes at most `packet.len()` bytes to `packet`, which has that length.
@@ -129,12 +129,12 @@ impl Capture {
                 unsafe { libc::recv(self.0.as_raw_fd(), packet.as_mut_ptr().cast(), packet.len(), 0) };
             let Ok(length) = usize::try_from(length) else {
                 assert_eq!(io::Error::last_os_error().kind(), io::ErrorKind::WouldBlock);
-                return ports;
+                return clients;
             };
             let Some((source, destination, bytes)) = parse(&packet[..length]) else { continue };
             let is_sent = CLIENT.contains(&source.ip());
-            let port = if is_sent { source.port() } else { destination.port() };
-            let counts: &mut Traffic = ports.entry(port).or_default();
+            let client = if is_sent { source } else { destination };
+            let counts: &mut Traffic = clients.entry(client).or_default();
             let at = if is_sent { 0 } else { 2 };
             counts[at] += 1;
             counts[at + 1] += bytes;
@@ -163,15 +163,15 @@ fn reset(connection: Connection) {
     setsockopt(connection.stream(), Linger, &linger).unwrap();
 }
 
-/// Makes connections of each kind; returns the value of `end` that the log should have for each, by the client's port.
-fn connections(bed: &Bed) -> BTreeMap<u16, &'static str> {
+/// Makes connections of each kind; returns the value of `end` that the log should have for each, by the client.
+fn connections(bed: &Bed) -> BTreeMap<SocketAddr, &'static str> {
     let client = &bed.cluster.client;
     let mut expected = BTreeMap::new();
     for vip in WEB {
         for is_reset in [false, true] {
             let mut connection = Connection::open(client, http(vip)).unwrap();
             let answer = connection.ask().unwrap();
-            expected.insert(answer.local.port(), if is_reset { "reset" } else { "closed" });
+            expected.insert(answer.local, if is_reset { "reset" } else { "closed" });
             if is_reset {
                 reset(connection);
             }
@@ -180,7 +180,7 @@ fn connections(bed: &Bed) -> BTreeMap<u16, &'static str> {
         for payload in [&b"a"[..], b"some more bytes"] {
             echo(&socket, payload).unwrap();
         }
-        expected.insert(socket.local_addr().unwrap().port(), "deleted");
+        expected.insert(socket.local_addr().unwrap(), "deleted");
     }
     expected
 }
@@ -198,8 +198,9 @@ fn assert_exact(pods: &[&str], arguments: &[&str], verdict: &str) {
     assert_eq!(ends.len(), expected.len(), "{ends:#?}");
     for line in &ends {
         let port = u16::try_from(line["client_port"].as_u64().unwrap()).unwrap();
-        assert_eq!(line["end"], expected[&port], "{line:#}");
-        assert_eq!(traffic(line), wire[&port], "{line:#}");
+        let client = SocketAddr::new(line["client"].as_str().unwrap().parse().unwrap(), port);
+        assert_eq!(line["end"], expected[&client], "{line:#}");
+        assert_eq!(traffic(line), wire[&client], "{line:#}");
         assert_eq!(line["verdict"], verdict, "{line:#}");
         assert_eq!(line.get("masqueraded_as").is_some(), verdict == "masquerade", "{line:#}");
         assert_eq!(

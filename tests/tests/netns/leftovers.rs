@@ -60,13 +60,14 @@ impl Snapshot {
     }
 }
 
-/// All readable sysctls, except a counter and those of the device pod1.
+/// All readable sysctls, except a counter, lists of loaded modules, and those of the device pod1.
 fn sysctls(folder: &Path) -> BTreeMap<PathBuf, String> {
     let mut values = BTreeMap::new();
     for path in fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path()) {
         if path.is_dir() {
             values.append(&mut sysctls(&path));
         } else if !path.ends_with("nf_conntrack_count")
+            && !path.file_name().is_some_and(|name| name.to_string_lossy().contains("available"))
             // The kernel resets the sysctls of a device that was down.
             && !path.parent().is_some_and(|parent| parent.ends_with("pod1"))
             && let Ok(value) = fs::read_to_string(&path)

@@ -67,9 +67,18 @@ fn running_agent_restores_removed_pins_and_logs_it() {
 fn status_lists_a_device_without_its_program_until_the_agent_attaches_it_again() {
     let bed = Bed::with_web(&PODS);
     let link = any_link(&bed);
-    fs::remove_file(&link).unwrap();
-    let shown = status(&bed);
-    assert!(shown.starts_with("Missing    programs on ") && shown.contains(" ingress: the agent"), "{shown}");
+    // The agent may attach the program again before `status` looks.
+    let missing = || {
+        fs::remove_file(&link).unwrap();
+        let shown = status(&bed);
+        let is_missing =
+            shown.starts_with("Missing    programs on ") && shown.contains(" ingress: the agent");
+        if !is_missing {
+            wait_for(PATIENCE, || link.exists().then_some(())).unwrap_or_else(|| panic!("{shown}"));
+        }
+        is_missing.then_some(())
+    };
+    wait_for(PATIENCE, missing).expect("status lists the device");
     // Any change of a device makes the agent check all links at once.
     bed.cluster.node1.ip("link add other type veth peer name another\n").unwrap();
     wait_for(PATIENCE, || link.exists().then_some(())).unwrap();

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr, UdpSocket},
     process::Command,
+    time::Duration,
 };
 
 use lb_tests::{
@@ -287,13 +288,13 @@ fn share_of_a_returning_backend_grows_during_its_slow_start() {
             vec![("lb.dev/scheduler", "wrr".to_owned()), ("lb.dev/slow-start", slow_start.to_owned())];
         bed.cluster.manifests.put(&service).unwrap();
     };
-    let wait_for_shares = |is_right: &dyn Fn([u32; 3]) -> bool| {
+    let wait_for_shares = |longest: Duration, is_right: &dyn Fn([u32; 3]) -> bool| {
         let shares = || Some(short(&bed, WEB[0])).filter(|shares| is_right(*shares));
-        wait_for(PATIENCE, shares).unwrap_or_else(|| panic!("{:?}", short(&bed, WEB[0])))
+        wait_for(longest, shares).unwrap_or_else(|| panic!("{:?}", short(&bed, WEB[0])))
     };
     let is_even = |shares| is_about(shares, [30, 30, 0], 5);
     put(&PODS[..1], "15m");
-    wait_for_shares(&|shares| shares == [60, 0, 0]);
+    wait_for_shares(PATIENCE, &|shares| shares == [60, 0, 0]);
     put(&PODS[..2], "15m");
     let warms = || {
         let services = bed.agent.as_ref()?.json(&["service", "show", "web"]).ok()?;
@@ -306,11 +307,11 @@ fn share_of_a_returning_backend_grows_during_its_slow_start() {
         assert!(short(&bed, WEB[0])[1] <= 3);
     }
     put(&PODS[..2], "1s");
-    wait_for_shares(&is_even);
+    wait_for_shares(Duration::from_secs(1) + PATIENCE, &is_even);
     put(&PODS[..1], "4s");
-    wait_for_shares(&|shares| shares == [60, 0, 0]);
+    wait_for_shares(PATIENCE, &|shares| shares == [60, 0, 0]);
     put(&PODS[..2], "4s");
-    wait_for_shares(&is_even);
+    wait_for_shares(Duration::from_secs(4) + PATIENCE, &is_even);
 }
 
 /// Returns the server that answers a datagram from this port.

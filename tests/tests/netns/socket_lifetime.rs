@@ -331,7 +331,7 @@ fn flood_of_connected_sockets_evicts_no_socket_awaiting_a_reply() {
 fn send_unconnected(bed: &Bed, to: SocketAddr) -> io::Result<std::net::TcpStream> {
     bed.cluster.node1.run(|| {
         let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-        let socket = socket(family, SockType::Stream, SockFlag::empty(), None)?;
+        let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
         let address = SockaddrStorage::from(to);
         sendto(
             socket.as_raw_fd(),

@@ -31,7 +31,11 @@ const POLL: Duration = Duration::from_millis(100);
 /// Sends a datagram and expects a reply; returns the server of the reply.
 fn expect_reply(socket: &UdpSocket) -> io::Result<String> {
     socket.set_read_timeout(Some(PATIENCE * patience()))?;
-    let answer = echo(socket, b"again");
+    let mut answer = echo(socket, b"again");
+    while answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::InvalidData) {
+        // That was a late reply to an earlier datagram.
+        answer = echo(socket, b"again");
+    }
     socket.set_read_timeout(Some(POLL))?;
     Ok(answer?.server)
 }

@@ -53,17 +53,26 @@ fn transfers_are_verified_in_both_directions() {
 
 #[test]
 fn dropped_cluster_leaves_nothing_behind() {
-    let stopwatch = Stopwatch::start();
     let cluster = Cluster::for_test(ClientLink::Ethernet).unwrap();
-    let made = stopwatch.elapsed();
     let (folder, name) = (cluster.folder().to_owned(), cluster.client.name().to_owned());
     assert!(folder.exists());
     drop(cluster);
     assert!(!folder.exists());
     let left = fs::read_dir("/run/netns").unwrap().any(|entry| entry.unwrap().file_name() == *name);
     assert!(!left);
-    // Creating a cluster takes about 80 ms on an idle machine.
-    assert!(made < Duration::from_secs(1), "making a cluster took {made:?}, without waits");
+}
+
+/// Creating a cluster takes about 80 ms on an idle machine.
+#[test]
+fn cluster_is_made_within_a_second() {
+    let made = || {
+        let stopwatch = Stopwatch::start();
+        let _cluster = Cluster::for_test(ClientLink::Ethernet).unwrap();
+        stopwatch.elapsed()
+    };
+    // One attempt may wait for locks of the kernel, which other tests hold while they remove their namespaces.
+    let fastest = (0..3).map(|_| made()).min().unwrap();
+    assert!(fastest < Duration::from_secs(1), "making a cluster took {fastest:?}, without waits");
 }
 
 #[test]

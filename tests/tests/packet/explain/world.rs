@@ -338,7 +338,12 @@ impl World<'_> {
             self.seen.xdp[usize::from(passes)] += 1;
             if passes {
                 question.hook = HookPoint::Ingress;
-                explanation = self.explain(&question);
+                let at_tc = self.explain(&question);
+                assert!(
+                    !explanation.left_to_tc() || explanation.verdict == at_tc.verdict,
+                    "{context}: {question:?}: {explanation:#?}, but at tc {at_tc:#?}"
+                );
+                explanation = at_tc;
             } else {
                 return self.compare(context, &question, &explanation, &run.moved);
             }
