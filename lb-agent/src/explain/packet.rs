@@ -86,11 +86,18 @@ impl<T: Tables> Walk<'_, T> {
         };
         match verdict {
             Some(verdict) => Ok(verdict),
-            None => {
-                self.steps = vec![TraceStep::LeftToTc];
-                self.tc()
-            }
+            None => self.left_to_tc(),
         }
+    }
+
+    /// Explains a packet that the XDP program passes on to tc ingress.
+    fn left_to_tc(&mut self) -> WalkResult<Conclusion> {
+        let question = Question { hook: HookPoint::Ingress, ..*self.question };
+        let mut at_tc = Walk::new(self.tables, &question);
+        let verdict = at_tc.tc();
+        self.steps = vec![TraceStep::LeftToTc];
+        self.steps.append(&mut at_tc.steps);
+        verdict
     }
 
     /// The verdict of the XDP program; `None` if it passes the packet on to tc.
