@@ -143,10 +143,8 @@ fn create_of_node(
         let is_answer = dns::is_answer(skb, &packet.tuple);
         return Err(if is_answer { dns::answer(skb, packet) } else { Outcome::NoService });
     }
-    match of_node::create(&skb.context(), packet, earlier) {
-        Outcome::Masquerade => conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull),
-        outcome => Err(outcome),
-    }
+    of_node::create(&skb.context(), packet, earlier)?;
+    conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)
 }
 
 /// Rewrites a packet and sends it on, as the fast path does; also records the ports of a first fragment, and observes

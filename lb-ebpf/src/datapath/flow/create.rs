@@ -106,7 +106,6 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
     let backend = service::backend(request.slot).ok_or(Outcome::NoBackend)?;
     (setup.from, setup.to) = (packet.tuple, packet.tuple);
     (setup.to.destination, setup.to.destination_port) = (backend.address, backend.port);
-    setup.node = NO_ADDRESS;
     setup.flags = 0;
     setup.service = request.service.id;
     setup.active_flows_slot = backend.active_flows_slot;

@@ -19,9 +19,8 @@ use super::{
 };
 use crate::datapath::{
     context::{Hook, HookContext},
-    early_return::either,
     link,
-    scratch::{scratch, setup::NO_ADDRESS},
+    scratch::scratch,
     skb::Skb,
 };
 
@@ -63,24 +62,17 @@ extern "C" fn flow_has_port(tuple: *const Tuple) -> u32 {
     u32::from(lookup(&answers).is_some_and(|flow| rules::flow::takes_answers_of_node(flow)))
 }
 
-/// Creates the flow that begins with this packet, in place of an `earlier` one. Returns the outcome of the flow's
-/// packets, or the reason why there is no flow.
+/// Creates the flow that begins with this packet, in place of an `earlier` one.
 #[inline(never)]
-pub(crate) fn create(context: &HookContext, packet: &Packet, earlier: bool) -> Outcome {
-    either(try_create(context, packet, earlier))
-}
-
-#[inline(always)]
-fn try_create(context: &HookContext, packet: &Packet, earlier: bool) -> Result<Outcome, Outcome> {
+pub(crate) fn create(context: &HookContext, packet: &Packet, earlier: bool) -> Result<(), Outcome> {
     let setup = scratch()?.setup();
     (setup.from, setup.to) = (packet.tuple, packet.tuple);
     setup.ports = masquerade::ports()?;
     setup.to.source_port = setup.ports.random();
-    setup.node = NO_ADDRESS;
     setup.flags = flow_flags::AT_EGRESS;
     (setup.service, setup.active_flows_slot) = (0, 0);
     match create::insert(context, earlier)? {
-        Inserted::New | Inserted::Exists => Ok(Outcome::Masquerade),
+        Inserted::New | Inserted::Exists => Ok(()),
         Inserted::Full => Err(Outcome::ConntrackFull),
     }
 }

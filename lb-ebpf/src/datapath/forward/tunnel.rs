@@ -36,16 +36,6 @@ pub(crate) fn overhead(flow: &Flow) -> u32 {
     tunnel::overhead(flow.to.destination.is_v4(), flow.flags & flow_flags::GUE != 0)
 }
 
-/// The outcome of a packet through a tunnel, derived from that of a routed packet.
-#[inline(always)]
-pub(crate) fn outcome(outcome: Outcome) -> Outcome {
-    match outcome {
-        Outcome::NewRoutedFlow => Outcome::NewTunnelledFlow,
-        Outcome::Stateless => Outcome::Stateless,
-        _ => Outcome::Tunnelled,
-    }
-}
-
 /// Sends on a packet whose flow has no entry.
 #[inline(never)]
 pub(crate) fn send_stateless(skb: &mut Skb, packet: &Packet) -> Outcome {

@@ -33,8 +33,8 @@ pub(crate) struct FlowSetup {
     pub(crate) from: Tuple,
     /// The tuple of the client's packets after the translation.
     pub(crate) to: Tuple,
-    /// The source address with which packets of a masqueraded flow leave the node, if a second flow translates the
-    /// source; else [`NO_ADDRESS`].
+    /// The source address with which packets leave the node if a second flow translates the source
+    /// ([`Self::is_masqueraded`]); else without meaning.
     pub(crate) node: Address,
     /// How the programs forward the packets: [`flow_flags::HAIRPIN`]; [`flow_flags::ROUTED`], alone or with
     /// [`flow_flags::TUNNEL`] (and perhaps [`flow_flags::GUE`]); [`flow_flags::CAUGHT`], alone or with
@@ -65,7 +65,7 @@ impl FlowSetup {
     /// Whether a second flow exchanges the client's address for the node's.
     #[inline(always)]
     pub(crate) fn is_masqueraded(&self) -> bool {
-        self.node != NO_ADDRESS
+        self.flags & flow_flags::MASQUERADED != 0
     }
 
     /// Whether the source port belongs to an address of the node. A new flow takes such a port from an ended connection

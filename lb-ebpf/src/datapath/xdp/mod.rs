@@ -10,7 +10,10 @@ use lb_common::{
 use lb_ebpf::{
     parse::{Layer, Packet, frame::set_words, is_plain_and, parse, parse_plain},
     rewrite::{self, FrameMut as _},
-    rules::forwarding::leaves_at_xdp,
+    rules::{
+        flow::{Relation, relation},
+        forwarding::leaves_at_xdp,
+    },
 };
 
 mod frame;
@@ -87,7 +90,7 @@ fn fast_path(xdp: &mut Xdp) -> FastPath {
     };
     match known {
         Some(flow) if flow.flags & flow_flags::ROUTED != 0 && plain.continues_flow() => {
-            counted(either(forward(xdp, &plain, flow, Outcome::Routed)))
+            counted(either(forward(xdp, &plain, flow)))
         }
         None if !service::exists(&plain.tuple) => FastPath::Done(Outcome::OtherHook),
         known => stored(&plain, if known.is_some() { FastPath::HasFlow } else { FastPath::NoFlow }),
@@ -108,19 +111,23 @@ fn counted(outcome: Outcome) -> FastPath {
 #[inline(always)]
 fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -> Result<Outcome, Outcome> {
     let earlier = known.is_some();
+    if earlier && packet.has_invalid_flags() {
+        return Err(Outcome::InvalidFlags);
+    }
     if let Some(flow) = known {
-        if flow.flags & flow_flags::ROUTED == 0 || conntrack::bypasses_vip(packet, flow) {
+        if flow.flags & flow_flags::ROUTED == 0 {
             return Err(Outcome::OtherHook);
         }
-        if packet.has_invalid_flags() {
-            return Err(Outcome::InvalidFlags);
-        }
-        if !conntrack::is_new_connection(&xdp.context(), packet, flow) {
-            return Ok(forward_slow(xdp, packet, Outcome::Routed));
+        let bypasses_vip = || conntrack::bypasses_vip(packet, flow);
+        let is_new = || conntrack::is_new_connection(&xdp.context(), packet, flow);
+        match relation(flow, false, bypasses_vip, is_new) {
+            Relation::Same => return Ok(forward_slow(xdp, packet)),
+            Relation::New => {}
+            Relation::OtherHook | Relation::Foreign => return Err(Outcome::OtherHook),
         }
     }
     match new::new_flow(&xdp.context(), packet, earlier, Begin::OnlyRouted) {
-        FlowCreation::CreatedRouted => Ok(forward_slow(xdp, packet, Outcome::NewRoutedFlow)),
+        FlowCreation::CreatedRouted => Ok(forward_slow(xdp, packet).of_first_packet()),
         FlowCreation::Stateless => Ok(send_stateless(xdp, packet)),
         // tc decides about these packets: it creates all other flows, and sends rejections.
         FlowCreation::Created | FlowCreation::Reject => Err(Outcome::OtherHook),
@@ -130,11 +137,11 @@ fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -
 
 /// Forwards a packet of an existing flow. (A subprogram, to have a stack frame of its own.)
 #[inline(never)]
-fn forward_slow(xdp: &mut Xdp, packet: &Packet, outcome: Outcome) -> Outcome {
+fn forward_slow(xdp: &mut Xdp, packet: &Packet) -> Outcome {
     outcome_of(|| {
         let flow = conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)?;
         conntrack::observe_answer(packet, flow);
-        forward(xdp, packet, flow, outcome)
+        forward(xdp, packet, flow)
     })
 }
 
@@ -144,7 +151,10 @@ fn send_stateless(xdp: &mut Xdp, packet: &Packet) -> Outcome {
     outcome_of(|| {
         let flow = create::stateless()?;
         let hop = find_exit(xdp, packet, flow, clock::now())?;
-        Ok(tunnel::forward(xdp, packet, flow, hop, Outcome::Stateless))
+        Ok(match tunnel::forward(xdp, packet, flow, hop) {
+            Outcome::Tunnelled => Outcome::Stateless,
+            outcome => outcome,
+        })
     })
 }
 
@@ -157,17 +167,17 @@ fn parse_routable(xdp: &Xdp, packet: &mut Packet) -> Result<(), Outcome> {
 
 /// Updates the flow of a packet, and rewrites the packet for its next hop.
 #[inline(always)]
-fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, outcome: Outcome) -> Result<Outcome, Outcome> {
+fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow) -> Result<Outcome, Outcome> {
     let now = clock::now();
     let hop = find_exit(xdp, packet, flow, now)?;
     if flow.is_tunnelled() {
-        return Ok(tunnel::forward(xdp, packet, flow, hop, outcome));
+        return Ok(tunnel::forward(xdp, packet, flow, hop));
     }
     check(xdp, packet, u32::from(hop.mtu))?;
     conntrack::observe_at(packet, flow, now);
     // The flow has counted the packet, which may be partly rewritten: tc must not get the packet.
     write(xdp, packet, flow, hop).map_err(|_| Outcome::RewriteFailed)?;
-    Ok(outcome)
+    Ok(Outcome::Routed)
 }
 
 /// The next hop of the packet, if its frame is for this node and frames may leave from XDP through the hop's device.

@@ -19,20 +19,14 @@ use crate::datapath::{flow::conntrack, forward::tunnel};
 
 /// Encapsulates a packet of a tunnelled flow for its next hop.
 #[inline(never)]
-pub(crate) fn forward(
-    xdp: &mut Xdp,
-    packet: &Packet,
-    flow: &mut Flow,
-    hop: &NextHop,
-    outcome: Outcome,
-) -> Outcome {
+pub(crate) fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, hop: &NextHop) -> Outcome {
     let room = u32::from(hop.mtu).saturating_sub(tunnel::overhead(flow));
     if let Err(early) = check(xdp, packet, room) {
         return early;
     }
     observe(packet, flow, hop.resolved_at);
     match encapsulate(xdp, flow, hop) {
-        Ok(()) => tunnel::outcome(outcome),
+        Ok(()) => Outcome::Tunnelled,
         // The flow has counted the packet, which may be partly rewritten: tc must not get the packet.
         Err(_) => Outcome::RewriteFailed,
     }
