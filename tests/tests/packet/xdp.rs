@@ -85,6 +85,10 @@ fn routed_tcp_connection_leaves_in_both_directions() {
                 };
                 bed.arrive(mode, &packet).leaves(XDP_TX, Routed, &routed(&expected));
             }
+            // A segment with invalid flags does not end the flow, though it looks like an answer to another connection.
+            let invalid = Packet::tcp(backend, node, 9000, b"").syn().fin().ack(7);
+            bed.arrive(mode, &invalid).drops(InvalidFlags);
+            bed.assert_flows(1);
             // The client reuses its port.
             let run = bed.arrive(mode, &syn);
             begins(bed, family, &syn, run);
