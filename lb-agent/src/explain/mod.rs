@@ -34,10 +34,7 @@ mod words;
 
 use lb_datapath::DatapathError;
 
-pub(crate) use self::{
-    docs::{step as doc_of_step, verdict as doc_of_verdict},
-    packet::outcome_of,
-};
+pub(crate) use self::docs::{step as doc_of_step, verdict as doc_of_verdict};
 pub use self::{
     pinned::PinnedTables,
     question::{HookPoint, PacketKind, Question},

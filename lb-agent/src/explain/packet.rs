@@ -114,7 +114,7 @@ impl<T: Tables> Walk<'_, T> {
             }
             if !self.is_new_connection(flow)? {
                 let leaves = self.takes_frames(&flow.to)?;
-                return Ok(leaves.then(|| translated(flow)));
+                return Ok(leaves.then(|| translated(flow, false)));
             }
         }
         let Some(request) = self.prepare()? else { return Ok(None) };
@@ -140,9 +140,9 @@ impl<T: Tables> Walk<'_, T> {
     /// Whether the XDP program, rather than tc, handles a new flow to the backend. XDP creates routed and tunnelled
     /// flows. Until the agent has written settings, XDP also drops packets that need masquerading.
     fn is_routed(&self, request: &AdmittedFlow, backend: &Backend) -> WalkResult<bool> {
-        let (way, source) = self.way(request, backend)?;
+        let (flow, source) = self.begun(request, backend)?;
         let no_ports = source == Source::Unset && self.settings()?.is_none();
-        Ok(no_ports || matches!(way, ForwardingPath::Routed | ForwardingPath::Tunnel))
+        Ok(no_ports || flow.flags & flow_flags::ROUTED != 0)
     }
 
     /// Whether XDP can send frames with the tuple `to`: the kernel knows the link-layer address of their next hop, and
@@ -167,7 +167,7 @@ impl<T: Tables> Walk<'_, T> {
         };
         // A tunnelled flow has no reverse entry. An entry that does not lead back to the packet's tuple belongs to
         // another flow.
-        let leads_back = |peer: &Flow| !flow.is_tunnelled() && peer.to.reversed() == self.question.tuple;
+        let leads_back = |peer: &Flow| !flow.is_tunnelled() && peer.leads_back_to(&self.question.tuple);
         let peer = self.reverse_entry(&flow)?.filter(leads_back);
         self.steps.push(TraceStep::Flow {
             reply: flow.is_reply(),
@@ -280,51 +280,43 @@ impl<T: Tables> Walk<'_, T> {
                 self.steps.push(TraceStep::NoRoute);
                 return Ok(Conclusion::Dropped { outcome: Outcome::NoRoute });
             }
-            return Ok(translated(flow));
+            return Ok(translated(flow, false));
         }
         if self.question.hook == HookPoint::Ingress
             && let Some(route) = self.direct_exit(flow)?
         {
             self.note_exit(&route);
-            return Ok(Conclusion::Translated { outcome: Outcome::Direct, ends: Ends::from(&flow.to) });
+            return Ok(translated(flow, true));
         }
         if !self.translates(flow) {
             self.steps.push(TraceStep::OtherHook);
             return Ok(untouched(Outcome::OtherHook));
         }
-        Ok(translated(flow))
+        Ok(translated(flow, false))
     }
 }
 
-fn translated(flow: &Flow) -> Conclusion {
-    Conclusion::Translated { outcome: outcome_of(flow), ends: Ends::from(&flow.to) }
+fn translated(flow: &Flow, bypasses_stack: bool) -> Conclusion {
+    let outcome = rules::flow::outcome(flow, bypasses_stack);
+    Conclusion::Translated { outcome, ends: Ends::from(&flow.to) }
 }
 
-/// The outcome under which the programs count a packet of the flow at the hook that translates it, unless the packet
-/// bypasses the stack because of `--forwarding direct`.
-pub(crate) const fn outcome_of(flow: &Flow) -> Outcome {
-    match flow.flags {
-        _ if flow.is_tunnelled() => Outcome::Tunnelled,
-        flags if flags & flow_flags::ROUTED != 0 => Outcome::Routed,
-        _ => rules::flow::translated(flow),
-    }
-}
-
-const fn way_of(flow: &Flow) -> ForwardingPath {
+/// How packets of the flow leave the node, if they take the stack.
+pub(super) const fn way_of(flow: &Flow) -> ForwardingPath {
     match flow.flags {
         flags if flags & flow_flags::TUNNEL != 0 => ForwardingPath::Tunnel,
         flags if flags & flow_flags::ROUTED != 0 => ForwardingPath::Routed,
         flags if flags & flow_flags::CAUGHT == flow_flags::CAUGHT => {
-            if flags & flow_flags::MASQUERADED != 0 {
+            if flow.has_second() {
                 ForwardingPath::CaughtAndMasqueraded
             } else {
                 ForwardingPath::Caught
             }
         }
         flags if flags & flow_flags::HAIRPIN != 0 => ForwardingPath::Hairpin,
-        flags if flags & flow_flags::SECOND_OF_MASQUERADED != 0 => ForwardingPath::Masquerade,
+        _ if flow.is_second() => ForwardingPath::Masquerade,
         flags if flow_flags::is_of_node(flags) => ForwardingPath::Masquerade,
-        flags if flags & flow_flags::MASQUERADED != 0 => ForwardingPath::Masqueraded,
+        _ if flow.has_second() => ForwardingPath::Masqueraded,
         _ => ForwardingPath::Stack,
     }
 }

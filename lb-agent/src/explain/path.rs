@@ -8,11 +8,15 @@ use lb_common::{
     conntrack::{Flow, Tuple, flow_flags},
     service_flags,
 };
-use lb_ebpf::rules::forwarding::{self, Forwarding};
+use lb_ebpf::rules::{
+    self,
+    forwarding::{self, Forwarding},
+};
 
 use super::{
     Question,
     frontend::AdmittedFlow,
+    packet::way_of,
     step::{self, Candidate, Conclusion, ForwardingPath, Source, TraceStep, endpoint},
     tables::Tables,
     walk::{Walk, WalkResult},
@@ -32,7 +36,7 @@ impl<T: Tables> Walk<'_, T> {
         let mut candidates = Vec::with_capacity(backends.len());
         let mut sources = Vec::new();
         for backend in backends {
-            let (way, source) = self.way(request, backend)?;
+            let (flow, source) = self.begun(request, backend)?;
             if !sources.contains(&source) {
                 self.steps.push(TraceStep::Masquerade { source });
                 sources.push(source);
@@ -40,8 +44,8 @@ impl<T: Tables> Walk<'_, T> {
             candidates.push(Candidate {
                 backend: endpoint(backend),
                 pod: self.tables.pod_name(&backend.address)?,
-                outcome: self.outcome(request, backend, way, source, earlier)?,
-                way,
+                outcome: self.outcome(request, &flow, source, earlier)?,
+                way: self.way(&flow)?,
                 source,
             });
         }
@@ -62,7 +66,7 @@ impl<T: Tables> Walk<'_, T> {
             self.steps.push(TraceStep::Masquerade { source: Source::Unset });
             return Ok(Conclusion::Dropped { outcome: Outcome::NoSourcePort });
         }
-        if self.has_no_room(ForwardingPath::Masquerade, earlier)? {
+        if self.has_no_room(flow_flags::AT_EGRESS, earlier)? {
             return Ok(Conclusion::Dropped { outcome: Outcome::ConntrackFull });
         }
         let Tuple { destination, destination_port, .. } = self.question.tuple;
@@ -76,44 +80,40 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Conclusion::Begins { backends: vec![candidate] })
     }
 
-    /// How packets get to the backend, and which source address the backend sees.
-    pub(super) fn way(
-        &self,
-        request: &AdmittedFlow,
-        backend: &Backend,
-    ) -> WalkResult<(ForwardingPath, Source)> {
-        let client = &self.question.tuple.source;
+    /// The forward entry of a new flow to the backend, and which source address the backend sees. The entry has its flags
+    /// and its destination; its translated source is that of the client, even if the program would masquerade the flow.
+    pub(super) fn begun(&self, request: &AdmittedFlow, backend: &Backend) -> WalkResult<(Flow, Source)> {
+        let Question { tuple: from, now, .. } = self.question;
+        let (client, vip) = (&from.source, from.destination);
         let may_tunnel = self.fallback(client)?.is_some();
         let device = self.tables.device(self.question.device)?;
-        let vip = self.question.tuple.destination;
         let in_range = self.settings()?.is_some_and(|settings| settings.service_ranges.contains(&vip));
         let caught = device.is_some_and(|device| forwarding::is_caught(&device, || in_range));
         let (masquerade, direct) = (request.masquerade, request.direct);
         let rule = forwarding::forwarding(client, backend, masquerade, direct, caught, || may_tunnel);
-        Ok(match rule {
-            Forwarding::Hairpin => (ForwardingPath::Hairpin, Source::Vip(vip.into())),
-            Forwarding::Tunnel => (ForwardingPath::Tunnel, Source::Client),
-            Forwarding::Plain => (self.through_node(&request.service, backend)?, Source::Client),
-            Forwarding::PlainOnNode => (self.through_node(&request.service, backend)?, Source::ClientOnNode),
+        let (is_routed, source) = match rule {
+            Forwarding::Plain | Forwarding::Tunnel => (false, Source::Client),
+            Forwarding::PlainOnNode => (false, Source::ClientOnNode),
+            Forwarding::Hairpin | Forwarding::Caught => (false, Source::Vip(vip.into())),
             Forwarding::Masquerade => self.masqueraded(&request.service, backend)?,
-            Forwarding::Caught => (ForwardingPath::Caught, Source::Vip(vip.into())),
-            Forwarding::CaughtAndMasquerade => {
-                (ForwardingPath::CaughtAndMasqueraded, self.node_source(backend)?)
-            }
-        })
+            Forwarding::CaughtAndMasquerade => (false, self.node_source(backend)?),
+        };
+        let flags = forwarding::flags_of(rule, is_routed) | forwarding::flags_of_service(&request.service);
+        let to = Tuple { destination: backend.address, destination_port: backend.port, ..*from };
+        Ok((Flow::new(from, &to, request.service.id, flags, *now), source))
     }
 
-    /// How packets of a masqueraded client get to the backend, and which source address the backend sees.
-    fn masqueraded(&self, service: &Service, backend: &Backend) -> WalkResult<(ForwardingPath, Source)> {
+    /// Whether a masqueraded flow is routed, and which source address the backend sees.
+    fn masqueraded(&self, service: &Service, backend: &Backend) -> WalkResult<(bool, Source)> {
         if self.settings()?.is_none() {
-            return Ok((ForwardingPath::Masqueraded, Source::Unset));
+            return Ok((false, Source::Unset));
         }
         if forwarding::may_be_routed(forwarding::flags_of_service(service))
             && let Some(source) = self.routed_source(backend)?
         {
-            return Ok((ForwardingPath::Routed, Source::Node(source)));
+            return Ok((true, Source::Node(source)));
         }
-        Ok((ForwardingPath::Masqueraded, self.node_source(backend)?))
+        Ok((false, self.node_source(backend)?))
     }
 
     /// The node's address that the backend sees, as `masquerade::source` finds it.
@@ -125,18 +125,11 @@ impl<T: Tables> Walk<'_, T> {
         Ok(source.map_or(Source::Unset, Source::Node))
     }
 
-    /// The path of a flow that is neither masqueraded, nor a hairpin, nor tunnelled.
-    fn through_node(&self, service: &Service, backend: &Backend) -> WalkResult<ForwardingPath> {
-        let exit = self.direct_exit(&self.flow(service, backend, 0))?;
-        Ok(if exit.is_some() { ForwardingPath::Direct } else { ForwardingPath::Stack })
-    }
-
-    /// The forward entry of a flow of the service to the backend, with these flags and those of all flows of the
-    /// service. Its translated source is that of the client, even if the program would masquerade the flow.
-    fn flow(&self, service: &Service, backend: &Backend, flags: u8) -> Flow {
-        let Question { tuple: from, now, .. } = self.question;
-        let to = Tuple { destination: backend.address, destination_port: backend.port, ..*from };
-        Flow::new(from, &to, service.id, flags | forwarding::flags_of_service(service), *now)
+    /// How packets of a new flow get to the backend.
+    fn way(&self, flow: &Flow) -> WalkResult<ForwardingPath> {
+        let way = way_of(flow);
+        let is_direct = way == ForwardingPath::Stack && self.direct_exit(flow)?.is_some();
+        Ok(if is_direct { ForwardingPath::Direct } else { way })
     }
 
     /// The source address that the settings contain for masqueraded packets of the family of `like`; as
@@ -161,69 +154,49 @@ impl<T: Tables> Walk<'_, T> {
         }
     }
 
-    /// The outcome under which the programs count a packet that begins a flow on the path `way`.
+    /// The outcome under which the programs count a packet that begins this flow.
     fn outcome(
         &mut self,
         request: &AdmittedFlow,
-        backend: &Backend,
-        way: ForwardingPath,
+        flow: &Flow,
         source: Source,
         earlier: bool,
     ) -> WalkResult<Outcome> {
         if source == Source::Unset {
             return Ok(Outcome::NoSourcePort);
         }
-        let is_stateless = self.has_no_room(way, earlier)?;
-        if is_stateless && !forwarding::needs_no_entry(way == ForwardingPath::Tunnel, &request.service) {
+        let is_stateless = self.has_no_room(flow.flags, earlier)?;
+        if is_stateless && !forwarding::needs_no_entry(flow.is_tunnelled(), &request.service) {
             return Ok(Outcome::ConntrackFull);
         }
-        if way == ForwardingPath::Tunnel && self.tables.route(&backend.address)?.is_none() {
-            self.steps.push(TraceStep::NoRoute);
-            return Ok(Outcome::NoRoute);
+        if flow.is_tunnelled() {
+            if self.tables.route(&flow.to.destination)?.is_none() {
+                self.steps.push(TraceStep::NoRoute);
+                return Ok(Outcome::NoRoute);
+            }
+            if is_stateless {
+                return Ok(Outcome::Stateless);
+            }
         }
-        self.look_at_port(backend, way)?;
-        let is_masqueraded = way == ForwardingPath::Masqueraded;
-        let exit = if is_masqueraded || way == ForwardingPath::Direct {
-            let flags = if is_masqueraded { flow_flags::MASQUERADED } else { 0 };
-            self.direct_exit(&self.flow(&request.service, backend, flags))?
-        } else {
-            None
-        };
+        self.look_at_port(flow)?;
+        let is_routed = flow.flags & flow_flags::ROUTED != 0;
+        let exit = if is_routed { None } else { self.direct_exit(flow)? };
         if let Some(route) = &exit {
             self.note_exit(route);
         }
-        Ok(match way {
-            ForwardingPath::Hairpin => Outcome::Hairpin,
-            ForwardingPath::Tunnel if is_stateless => Outcome::Stateless,
-            ForwardingPath::Caught | ForwardingPath::CaughtAndMasqueraded => {
-                let device = self.tables.device(self.question.device)?;
-                let is_catch = device.is_some_and(|device| forwarding::is_catch(&device));
-                if is_catch { Outcome::Caught } else { Outcome::OtherHook }
-            }
-            ForwardingPath::Tunnel => Outcome::NewTunnelledFlow,
-            ForwardingPath::Routed => Outcome::NewRoutedFlow,
-            _ if exit.is_some() => Outcome::NewDirectFlow,
-            ForwardingPath::Masqueraded
-            | ForwardingPath::Masquerade
-            | ForwardingPath::Stack
-            | ForwardingPath::Direct => Outcome::NewFlow,
-        })
+        // The program at the ingress of the catch device translates the first packet as the one at its egress does. A
+        // caught flow that begins at another device is translated when the packet has reached the catch device.
+        let is_catch = self.tables.device(self.question.device)?.is_some_and(|it| forwarding::is_catch(&it));
+        if !rules::flow::is_translated_at(flow, is_catch) {
+            return Ok(Outcome::OtherHook);
+        }
+        Ok(rules::flow::outcome(flow, exit.is_some()).of_first_packet())
     }
 
-    /// Whether the flow table has no room for the entries of the flow. A flow that replaces an `earlier` one needs
-    /// fewer new entries; the function assumes that it fits.
-    fn has_no_room(&mut self, way: ForwardingPath, earlier: bool) -> WalkResult<bool> {
-        let entries = match way {
-            ForwardingPath::Tunnel => 1,
-            ForwardingPath::Masqueraded | ForwardingPath::CaughtAndMasqueraded => 4,
-            ForwardingPath::Stack
-            | ForwardingPath::Masquerade
-            | ForwardingPath::Hairpin
-            | ForwardingPath::Caught
-            | ForwardingPath::Routed
-            | ForwardingPath::Direct => 2,
-        };
-        let full = !earlier && self.tables.free_conntrack_entries()? < entries;
+    /// Whether the flow table has no room for the entries of a connection whose first flow has these flags. One that
+    /// replaces an `earlier` one needs fewer new entries; the function assumes that it fits.
+    fn has_no_room(&mut self, flags: u8, earlier: bool) -> WalkResult<bool> {
+        let full = !earlier && self.tables.free_conntrack_entries()? < flow_flags::entries(flags);
         if full && !self.steps.contains(&TraceStep::Full) {
             self.steps.push(TraceStep::Full);
         }
@@ -231,15 +204,13 @@ impl<T: Tables> Walk<'_, T> {
     }
 
     /// Adds a step if another flow to the backend already uses the client's source port.
-    fn look_at_port(&mut self, backend: &Backend, way: ForwardingPath) -> WalkResult<()> {
-        if !matches!(way, ForwardingPath::Stack | ForwardingPath::Direct) || !self.question.knows_port {
+    fn look_at_port(&mut self, flow: &Flow) -> WalkResult<()> {
+        if way_of(flow) != ForwardingPath::Stack || !self.question.knows_port {
             return Ok(());
         }
         let from = &self.question.tuple;
-        let to = Tuple { destination: backend.address, destination_port: backend.port, ..*from };
-        let reply = self.tables.flow(&to.reversed())?;
-        let is_others = |flags: u8| flags & flow_flags::SECOND_OF_MASQUERADED == 0;
-        if reply.is_some_and(|reply| reply.to != from.reversed() && is_others(reply.flags)) {
+        let reply = self.tables.flow(&flow.to.reversed())?;
+        if reply.is_some_and(|reply| !reply.leads_back_to(from) && !reply.is_second()) {
             let step = TraceStep::PortTaken { port: from.source_port };
             if !self.steps.contains(&step) {
                 self.steps.push(step);

@@ -7,12 +7,12 @@ use std::{collections::HashMap, sync::Arc};
 use bytemuck::Zeroable as _;
 use lb_common::{
     Address, Choice, FlowEvent, FlowEventKind, Outcome, Scheduler,
-    conntrack::{Flow, Phase, Tick, Tuple, flow_flags},
+    conntrack::{Flow, Phase, Tick, Tuple},
     hash,
 };
+use lb_ebpf::rules::flow::outcome;
 
 use super::record::{EndReason, Volume};
-use crate::explain::outcome_of;
 
 /// Seconds without a packet after which a closed connection is complete, so that its last ACK is counted.
 const QUIET: u32 = 2;
@@ -77,13 +77,12 @@ impl Line {
     /// stack (`--forwarding direct`); flows whose packets arrive in a tunnel never do.
     pub(super) fn verdict(&self, direct: bool) -> Outcome {
         let flow = self.translation();
-        if flow.flags & flow_flags::MASQUERADED != 0 {
+        if flow.has_second() {
             return Outcome::Masquerade;
         }
         let is_from_tunnel = self.choice.is_some_and(|(choice, _)| choice == Choice::Peer as u8);
         let bypasses = flow.may_bypass_stack(direct) && !is_from_tunnel;
-        let outcome = outcome_of(&flow);
-        if outcome == Outcome::Forward && bypasses { Outcome::Direct } else { outcome }
+        outcome(&flow, bypasses)
     }
 
     /// Why the backend was chosen, as the log spells it.

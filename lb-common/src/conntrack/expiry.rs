@@ -1,7 +1,7 @@
 //! Seconds until an idle flow expires: the timeout of its [`Phase`], longer for the second flow of a masqueraded
 //! connection, shorter under [`Pressure`].
 
-use super::{Flow, Phase, Tick, flow_flags};
+use super::{Flow, Phase, Tick};
 
 /// How full the flow table is: no pressure up to three quarters of its capacity, the most from fifteen sixteenths on.
 ///
@@ -47,8 +47,7 @@ pub fn seconds_left(entry: &Flow, other: Option<&Flow>, now: Tick) -> u32 {
 /// Seconds until the idle flow expires under `pressure`; 0 when it has expired. `entry` and `other` are as in
 /// [`Phase::of_entry`].
 pub fn seconds_left_under(pressure: Pressure, entry: &Flow, other: Option<&Flow>, now: Tick) -> u32 {
-    let extra =
-        if entry.flags & flow_flags::SECOND_OF_MASQUERADED != 0 { MASQUERADE_EXTRA_SECONDS } else { 0 };
+    let extra = if entry.is_second() { MASQUERADE_EXTRA_SECONDS } else { 0 };
     let phase = Phase::of_entry(entry, other);
     let full = phase.timeout_seconds() + extra;
     // A tunnelled flow counts as evictable even when established: the replies bypass this node, so the handshake may be
@@ -65,7 +64,7 @@ pub fn seconds_left_under(pressure: Pressure, entry: &Flow, other: Option<&Flow>
 mod tests {
     use super::super::fixtures::{ACK, FIN, NOW, SYN, established, pair, segment, tunnelled};
     use super::*;
-    use crate::protocol;
+    use crate::{conntrack::flow_flags, protocol};
 
     #[test]
     fn pressure_rises_from_three_quarters_to_fifteen_sixteenths() {

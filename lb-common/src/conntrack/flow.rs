@@ -49,6 +49,15 @@ pub mod flow_flags {
         flags ^ if flags & (HAIRPIN | ROUTED) != 0 { REPLY } else { REPLY | AT_EGRESS }
     }
 
+    /// The number of entries that a new connection needs, if these are the flags of the forward entry of its first flow.
+    pub const fn entries(flags: u8) -> usize {
+        match flags {
+            _ if flags & TUNNEL != 0 => 1,
+            _ if flags & MASQUERADED != 0 => 4,
+            _ => 2,
+        }
+    }
+
     /// Whether the flow is a connection of the node itself, not of a Service. A socket of the node has chosen a source
     /// port that another flow to the same endpoint already has, so the programs replace that port where packets leave
     /// the node.
@@ -187,7 +196,25 @@ impl Flow {
     /// a masqueraded connection, which has the same packets, and not of a connection of the node itself.
     #[inline(always)]
     pub const fn is_of_client(&self) -> bool {
-        self.flags & flow_flags::SECOND_OF_MASQUERADED == 0 && !flow_flags::is_of_node(self.flags)
+        !self.is_second() && !flow_flags::is_of_node(self.flags)
+    }
+
+    /// Whether this is an entry of the first flow of a connection that a second flow masquerades.
+    #[inline(always)]
+    pub const fn has_second(&self) -> bool {
+        self.flags & flow_flags::MASQUERADED != 0
+    }
+
+    /// Whether this is an entry of the second flow of a masqueraded connection, which replaces the source address.
+    #[inline(always)]
+    pub const fn is_second(&self) -> bool {
+        self.flags & flow_flags::SECOND_OF_MASQUERADED != 0
+    }
+
+    /// Whether this is the reverse entry of the flow whose forward entry has the key `from`, or the other way round.
+    #[inline(always)]
+    pub fn leads_back_to(&self, from: &Tuple) -> bool {
+        self.to.reversed() == *from
     }
 
     /// Whether the backend gets a PROXY protocol header: see [`flow_flags::PROXY_PROTOCOL`].

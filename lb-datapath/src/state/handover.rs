@@ -32,7 +32,7 @@ use bytemuck::Pod;
 use lb_common::{
     Address, Affinity, Backend, ConnectionLimits, DeviceInfo, Endpoint, EndpointName, Service, ServiceClient,
     ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey, SourceRangeKey, Vip,
-    conntrack::{Flow, Tuple, flow_flags, seen},
+    conntrack::{Flow, Tuple, seen},
     filter::Mark,
     handover::{CREATES_FLOWS, EARLIER_CREATES_FLOWS, OVER},
 };
@@ -477,7 +477,7 @@ impl Rank {
     const fn of(flow: &Flow) -> Self {
         if flow.is_reply() {
             Self::Reverse
-        } else if !flow.is_tunnelled() && flow.flags & flow_flags::MASQUERADED != 0 {
+        } else if flow.has_second() {
             Self::First
         } else {
             Self::Forward
@@ -491,7 +491,7 @@ fn is_backed(table: &FlowTable, key: &Tuple, flow: &Flow) -> Result<bool, Datapa
     if Rank::of(flow) == Rank::Reverse || flow.is_tunnelled() {
         return Ok(true);
     }
-    let has_port = table.get(&flow.to.reversed())?.is_none_or(|reverse| reverse.to.reversed() == *key);
+    let has_port = table.get(&flow.to.reversed())?.is_none_or(|reverse| reverse.leads_back_to(key));
     Ok(has_port && (Rank::of(flow) != Rank::First || table.get(&flow.to)?.is_some()))
 }
 
@@ -513,7 +513,7 @@ fn for_each_flow(
 fn supersede(table: &FlowTable, key: &Tuple, original: &Flow) -> Result<(), DatapathError> {
     let Some(copy) = table.get(key)?.filter(|copy| copy.to != original.to) else { return Ok(()) };
     let forward = copy.to.reversed();
-    if copy.is_reply() && table.get(&forward)?.is_some_and(|flow| flow.to.reversed() == *key) {
+    if copy.is_reply() && table.get(&forward)?.is_some_and(|flow| flow.leads_back_to(key)) {
         table.remove(&forward)?;
     }
     table.replace(key, original).map(drop)

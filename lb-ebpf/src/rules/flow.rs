@@ -79,7 +79,7 @@ pub fn relation(
 ) -> Relation {
     if egress && !is_translated_at(flow, egress) {
         Relation::OtherHook
-    } else if flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0 {
+    } else if flow.is_second() {
         // A masqueraded connection has two flows. The programs decide by the first one whether a packet begins a new
         // connection.
         Relation::Same
@@ -190,11 +190,24 @@ pub const fn is_translated_at(flow: &Flow, egress: bool) -> bool {
     (flow.flags & flow_flags::AT_EGRESS != 0) == egress
 }
 
+/// The outcome of a packet of this flow at the hook that translates it. `bypasses_stack` is whether the packet leaves
+/// at once because of `--forwarding direct`. The first packet of the flow has
+/// [`Outcome::of_first_packet`] of it.
+#[inline(always)]
+pub const fn outcome(flow: &Flow, bypasses_stack: bool) -> Outcome {
+    match flow.flags {
+        _ if flow.is_tunnelled() => Outcome::Tunnelled,
+        flags if flags & flow_flags::ROUTED != 0 => Outcome::Routed,
+        _ if bypasses_stack => Outcome::Direct,
+        _ => translated(flow),
+    }
+}
+
 /// The outcome of a packet of this flow that the programs translate and pass to the stack.
 #[inline(always)]
 pub const fn translated(flow: &Flow) -> Outcome {
     match flow.flags {
-        flags if flags & flow_flags::SECOND_OF_MASQUERADED != 0 => Outcome::Masquerade,
+        _ if flow.is_second() => Outcome::Masquerade,
         flags if flow_flags::is_of_node(flags) => Outcome::Masquerade,
         flags if flags & flow_flags::HAIRPIN != 0 => turned(flow),
         flags if flags & flow_flags::REPLY != 0 => Outcome::Reply,

@@ -63,6 +63,21 @@ pub fn forwarding(
     }
 }
 
+/// The bits of [`flow_flags`] that say how packets of the flow get to the backend. `is_routed` is whether a masqueraded
+/// flow is [routed](is_routed). A tunnel may also have [`flow_flags::GUE`].
+#[inline(always)]
+pub const fn flags_of(forwarding: Forwarding, is_routed: bool) -> u8 {
+    match forwarding {
+        Forwarding::Plain | Forwarding::PlainOnNode => 0,
+        Forwarding::Hairpin => flow_flags::HAIRPIN,
+        Forwarding::Tunnel => flow_flags::ROUTED | flow_flags::TUNNEL,
+        Forwarding::Masquerade if is_routed => flow_flags::ROUTED,
+        Forwarding::Masquerade => flow_flags::MASQUERADED,
+        Forwarding::Caught => flow_flags::CAUGHT,
+        Forwarding::CaughtAndMasquerade => flow_flags::CAUGHT | flow_flags::MASQUERADED,
+    }
+}
+
 /// Whether packets of a flow are sent on although there is no room for its entry. True for tunnelled flows of a service
 /// with Maglev: no reply passes this node, and the table chooses the same backend for each packet of a connection until
 /// the backends change. At an address where only a SYN begins a flow, the packets after the SYN would need the entry.

@@ -1,6 +1,9 @@
 use std::time::Duration;
 
-use lb_common::{conntrack::seen, protocol};
+use lb_common::{
+    conntrack::{flow_flags, seen},
+    protocol,
+};
 
 use super::*;
 

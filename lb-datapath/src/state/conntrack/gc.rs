@@ -11,7 +11,7 @@ use lb_common::{
 };
 use tracing::{debug, warn};
 
-use super::{Conntrack, Ledger, index::EntryIndex, is_counted, is_masquerade, is_of_service};
+use super::{Conntrack, Ledger, index::EntryIndex, is_counted, is_of_service};
 use crate::{error::DatapathError, state::active_flows::Recount};
 
 /// Observes a GC pass, which reports all flows of Services.
@@ -188,7 +188,7 @@ impl Conntrack {
     /// however old its last packet is: packets of the client may be lost between the two translations, and without
     /// this flow the next packet would leave with the client's address.
     fn is_behind_live_flow(&self, key: &Tuple, forward: &Flow) -> Result<bool, DatapathError> {
-        if !is_masquerade(forward) {
+        if !forward.is_second() {
             return Ok(false);
         }
         let reply_of_first = key.reversed();

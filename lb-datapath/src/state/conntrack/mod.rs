@@ -16,7 +16,7 @@ use std::{
 
 use lb_common::{
     Address, SocketCounter, SocketCounts,
-    conntrack::{Flow, Tick, Tuple, flow_flags},
+    conntrack::{Flow, Tick, Tuple},
 };
 
 use lb_core::{active_flow_slots::ServiceEndpoint, traffic};
@@ -131,7 +131,7 @@ impl Conntrack {
         };
         let connections = entries
             .iter()
-            .filter(|(_, flow)| !flow.is_reply() && !is_masquerade(flow))
+            .filter(|(_, flow)| !flow.is_reply() && !flow.is_second())
             .map(|(from, forward)| Connection {
                 from: *from,
                 forward: *forward,
@@ -148,14 +148,14 @@ impl Conntrack {
     /// The table cannot be read.
     pub fn for_each_connection(&self, mut see: impl FnMut(Connection)) -> Result<(), DatapathError> {
         self.table.for_each(|key, forward| {
-            if forward.is_reply() || is_masquerade(forward) {
+            if forward.is_reply() || forward.is_second() {
                 return Ok(());
             }
             // A tunnelled flow has only its forward entry.
             let (mut reply, mut second) = (None, None);
             if !forward.is_tunnelled() {
                 reply = self.table.get(&forward.to.reversed())?;
-                if forward.flags & flow_flags::MASQUERADED != 0 {
+                if forward.has_second() {
                     second = self.table.get(&forward.to)?;
                 }
             }
@@ -186,7 +186,7 @@ impl Conntrack {
         let mut flows = 0;
         self.table.for_each_read(|key, forward| {
             let flow = &forward.flow;
-            if !flow.is_reply() && !is_masquerade(flow) && unwanted(key, flow) {
+            if !flow.is_reply() && !flow.is_second() && unwanted(key, flow) {
                 flows += usize::from(self.delete_flow(key, &forward)?);
             }
             Ok(())
@@ -217,10 +217,10 @@ impl Conntrack {
 
     /// Deletes the second flow of a masqueraded connection; `first` is the forward entry of the first flow.
     fn delete_second(&self, first: &Flow) -> Result<(), DatapathError> {
-        if first.flags & flow_flags::MASQUERADED == 0 {
+        if !first.has_second() {
             return Ok(());
         }
-        let second = self.table.read(&first.to)?.filter(|second| is_masquerade(&second.flow));
+        let second = self.table.read(&first.to)?.filter(|second| second.flow.is_second());
         second.map_or(Ok(false), |second| self.delete_flow(&first.to, &second)).map(drop)
     }
 
@@ -279,11 +279,11 @@ impl Conntrack {
         };
         let mut second_flows = HashSet::new();
         self.table.for_each(|key, flow| {
-            second_flows.extend((is_masquerade(flow) && is_one(key, flow)).then_some(*key));
+            second_flows.extend((flow.is_second() && is_one(key, flow)).then_some(*key));
             Ok(())
         })?;
         self.purge(|key, flow| {
-            let is_first = flow.flags & flow_flags::MASQUERADED != 0;
+            let is_first = flow.has_second();
             is_first && second_flows.contains(&flow.to) || is_one(key, flow)
         })
     }
@@ -313,13 +313,8 @@ impl Conntrack {
     /// Reads the entry of the opposite direction of a flow.
     fn reverse_of(&self, key: &Tuple, flow: &Flow) -> Result<Option<ReadEntry<'_>>, DatapathError> {
         let reverse = self.table.read(&flow.to.reversed())?;
-        Ok(reverse.filter(|reverse| reverse.flow.to.reversed() == *key))
+        Ok(reverse.filter(|reverse| reverse.flow.leads_back_to(key)))
     }
-}
-
-/// Whether the entry belongs to the second flow of a masqueraded connection, which replaces the source address.
-const fn is_masquerade(flow: &Flow) -> bool {
-    flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0
 }
 
 /// Whether this is the forward entry of a [client's flow](Flow::is_of_client).
@@ -330,7 +325,7 @@ const fn is_of_service(flow: &Flow) -> bool {
 /// [`Connection::masqueraded`] of the flow with this forward entry; `second` is the entry of its translated tuple, if
 /// any. A routed flow has no second flow: its forward entry replaces both addresses.
 fn masqueraded(from: &Tuple, forward: &Flow, second: Option<&Flow>) -> Option<Tuple> {
-    let is_by_second = second.filter(|flow| is_masquerade(flow));
+    let is_by_second = second.filter(|flow| flow.is_second());
     is_by_second.or_else(|| masquerade_source(from, forward).map(|_| forward)).map(|flow| flow.to)
 }
 

@@ -4,7 +4,7 @@
 use aya_ebpf::{Global, btf_maps::LruHashMap, macros::btf_map};
 use lb_common::{
     Endpoint, FlowEventKind, capacity,
-    conntrack::{Flow, Phase, Segment, Tick, Tuple, flow_flags, seen, tcp_flags},
+    conntrack::{Flow, Phase, Segment, Tick, Tuple, seen, tcp_flags},
 };
 use lb_ebpf::{
     parse::{Body, Packet},
@@ -170,7 +170,7 @@ fn over(key: &Tuple, eager: bool) -> Over {
     let Some(forward) = table::locate(&keys.other, &mut keys.other_place) else { return Over::No };
     if !flow::may_be_replaced(forward, reply, eager, now) {
         Over::No
-    } else if reply.flags & flow_flags::SECOND_OF_MASQUERADED != 0 {
+    } else if reply.is_second() {
         Over::SecondOfMasqueraded
     } else {
         Over::Yes

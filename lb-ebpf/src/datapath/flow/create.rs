@@ -10,7 +10,9 @@ use lb_ebpf::{
     parse::Packet,
     rules::{
         self,
-        forwarding::{Forwarding, flags_of_service, forwarding, is_caught, may_be_routed, needs_no_entry},
+        forwarding::{
+            Forwarding, flags_of, flags_of_service, forwarding, is_caught, may_be_routed, needs_no_entry,
+        },
     },
 };
 
@@ -116,7 +118,7 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
     match forwarding(client, backend, request.masquerade, request.direct, caught, || set_tunnel_ends(setup)) {
         Forwarding::Hairpin => {
             setup.to.source = setup.from.destination;
-            setup.flags = flow_flags::HAIRPIN;
+            setup.flags = flags_of(Forwarding::Hairpin, false);
             // The source is an address of the node, whose sockets may have the client's port, so the flow gets a port
             // that is reserved for masquerading. (Without settings that range is unknown.)
             if request.service.kind == FrontendKind::NodePort as u8
@@ -137,10 +139,10 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
             };
             if node != NO_ADDRESS {
                 setup.to.source = node;
-                setup.flags = flow_flags::ROUTED;
+                setup.flags = flags_of(Forwarding::Masquerade, true);
             } else if !only_routed {
                 setup.node = masquerade::source(context, &setup.from, &setup.to)?;
-                setup.flags = flow_flags::MASQUERADED;
+                setup.flags = flags_of(Forwarding::Masquerade, false);
             }
         }
         Forwarding::Caught => set_caught(setup),
@@ -184,7 +186,7 @@ fn begins_caught(device: u32, vip: &Address) -> bool {
 #[inline(always)]
 fn set_caught(setup: &mut FlowSetup) {
     setup.to.source = setup.from.destination;
-    setup.flags = flow_flags::CAUGHT;
+    setup.flags = flags_of(Forwarding::Caught, false);
 }
 
 /// Masquerades a caught flow where it leaves the node.
@@ -193,7 +195,7 @@ fn masquerade_caught(context: &HookContext, setup: &mut FlowSetup) -> Result<(),
     setup.ports = masquerade::ports()?;
     setup.to.source_port = setup.ports.random();
     setup.node = masquerade::source(context, &setup.from, &setup.to)?;
-    setup.flags |= flow_flags::MASQUERADED;
+    setup.flags = flags_of(Forwarding::CaughtAndMasquerade, false);
     Ok(())
 }
 
@@ -206,7 +208,7 @@ fn set_tunnel_ends(setup: &mut FlowSetup) -> bool {
     };
     setup.to.source = source;
     setup.to.source_port = source_port(&setup.from);
-    setup.flags = flow_flags::ROUTED | flow_flags::TUNNEL;
+    setup.flags = flags_of(Forwarding::Tunnel, false);
     if settings.flags & settings_flags::GUE != 0 {
         setup.flags |= flow_flags::GUE;
     }

@@ -2,7 +2,7 @@
 
 use lb_common::{
     FlowEventKind,
-    conntrack::{Flow, Tuple, flow_flags},
+    conntrack::{Flow, Tuple},
     flow_table::{Evict, EvictionClass, Slot},
 };
 use lb_ebpf::rules::flow;
@@ -109,7 +109,7 @@ extern "C" fn flow_evicted(index: u32) -> u32 {
         rest |= IS_REPLY;
         flow_log::keep(flow, &mut keys.reply);
     }
-    if flow.flags & flow_flags::SECOND_OF_MASQUERADED != 0 {
+    if flow.is_second() {
         rest |= IS_SECOND;
     }
     rest
