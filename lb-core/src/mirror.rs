@@ -120,19 +120,8 @@ impl Mirror {
 
     pub(crate) fn apply(&mut self, step: &Step) {
         match step {
-            Step::DeleteFrontend(key) => {
-                if let Some(gone) = self.contents.frontends.remove(key) {
-                    self.by_id.remove(&(gone.id, *key));
-                }
-            }
-            Step::WriteBackends { base, backends } => {
-                for (slot, backend) in (*base..).zip(backends) {
-                    if let Some(before) = self.contents.backends.insert(slot, *backend) {
-                        discount(&mut self.counters, &before);
-                    }
-                    count(&mut self.counters, backend);
-                }
-            }
+            Step::DeleteFrontend(key) => self.delete_frontend(key),
+            Step::WriteBackends { base, backends } => self.write_backends(*base, backends),
             Step::WriteTable { base, entries } => {
                 self.contents.tables.insert(*base, Digest::of(entries));
             }
@@ -145,12 +134,7 @@ impl Mirror {
             Step::PutEndpointLabels(address, labels) => {
                 self.contents.endpoint_labels.insert(*address, labels.clone());
             }
-            Step::PutFrontend(key, service) => {
-                if let Some(before) = self.contents.frontends.insert(*key, **service) {
-                    self.by_id.remove(&(before.id, *key));
-                }
-                self.by_id.insert((service.id, *key));
-            }
+            Step::PutFrontend(key, service) => self.put_frontend(*key, **service),
             Step::ReleaseBackends { base, count } => {
                 self.delete_backends(SlotRange { base: *base, count: *count });
             }
@@ -163,19 +147,8 @@ impl Mirror {
             Step::DeleteVip(address) => {
                 self.contents.vips.remove(address);
             }
-            Step::PutSourceRange(range) => {
-                self.contents.source_ranges.insert(*range);
-                self.ranges.entry(range.range.service()).or_default().insert(*range);
-            }
-            Step::DeleteSourceRange(range) => {
-                self.contents.source_ranges.remove(range);
-                if let Entry::Occupied(mut of_port) = self.ranges.entry(range.range.service()) {
-                    of_port.get_mut().remove(range);
-                    if of_port.get().is_empty() {
-                        of_port.remove();
-                    }
-                }
-            }
+            Step::PutSourceRange(range) => self.put_source_range(*range),
+            Step::DeleteSourceRange(range) => self.delete_source_range(range),
             Step::PutLimits(id, limits) => {
                 self.contents.limits.insert(*id, *limits);
             }
@@ -184,6 +157,43 @@ impl Mirror {
             }
             Step::DeleteEndpointLabels(address) => {
                 self.contents.endpoint_labels.remove(address);
+            }
+        }
+    }
+
+    fn put_frontend(&mut self, key: ServiceKey, service: Service) {
+        if let Some(before) = self.contents.frontends.insert(key, service) {
+            self.by_id.remove(&(before.id, key));
+        }
+        self.by_id.insert((service.id, key));
+    }
+
+    fn delete_frontend(&mut self, key: &ServiceKey) {
+        if let Some(gone) = self.contents.frontends.remove(key) {
+            self.by_id.remove(&(gone.id, *key));
+        }
+    }
+
+    fn write_backends(&mut self, base: u32, backends: &[Backend]) {
+        for (slot, backend) in (base..).zip(backends) {
+            if let Some(before) = self.contents.backends.insert(slot, *backend) {
+                discount(&mut self.counters, &before);
+            }
+            count(&mut self.counters, backend);
+        }
+    }
+
+    fn put_source_range(&mut self, range: SourceRangeKey) {
+        self.contents.source_ranges.insert(range);
+        self.ranges.entry(range.range.service()).or_default().insert(range);
+    }
+
+    fn delete_source_range(&mut self, range: &SourceRangeKey) {
+        self.contents.source_ranges.remove(range);
+        if let Entry::Occupied(mut of_port) = self.ranges.entry(range.range.service()) {
+            of_port.get_mut().remove(range);
+            if of_port.get().is_empty() {
+                of_port.remove();
             }
         }
     }

@@ -15,6 +15,7 @@ pub use lb_output::TableOrJson;
 use super::values::{
     Client, EventVerdict, ServiceFilter, parse_interval, parse_network, parse_phase, parse_protocol,
 };
+use crate::explain::HookPoint;
 
 /// Arguments of `status`.
 #[derive(Debug, Args)]
@@ -102,27 +103,13 @@ pub struct ExplainArgs {
     /// Hook that handles the packet [default: the first one that the packet meets: socket for processes of this node,
     /// xdp on devices with an XDP program, else tc-ingress]
     #[arg(long, value_name = "HOOK")]
-    pub at: Option<HookContext>,
+    pub at: Option<HookPoint>,
     /// Interface that the packet arrives on [default: the one that the route to its source uses]
     #[arg(long, value_name = "NAME")]
     pub device: Option<String>,
     /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     pub output: TableOrJson,
-}
-
-/// The hook whose decision `explain` shows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "kebab-case")]
-pub enum HookContext {
-    /// The packet enters the node, at tc
-    TcIngress,
-    /// The packet leaves the node
-    TcEgress,
-    /// The packet enters the node through a wire device with an XDP program
-    Xdp,
-    /// A process of this node calls connect() or sendmsg()
-    Socket,
 }
 
 /// Arguments of `profile`.

@@ -12,9 +12,8 @@ use clap::{Parser, Subcommand};
 pub use self::{
     commands::{
         AnnounceCommand, BugreportArgs, CheckArgs, CleanupArgs, ConntrackCommand, EnvironmentArgs,
-        EnvironmentFormat, ExecArgs, ExplainArgs, FlowFilter, FlowsArgs, HookContext, MonitorArgs,
-        ProfileArgs, ReadyArgs, ServiceCommand, ServiceOutput, StatusArgs, TableOrJson, TopArgs, TopFlows,
-        WebArgs,
+        EnvironmentFormat, ExecArgs, ExplainArgs, FlowFilter, FlowsArgs, MonitorArgs, ProfileArgs, ReadyArgs,
+        ServiceCommand, ServiceOutput, StatusArgs, TableOrJson, TopArgs, TopFlows, WebArgs,
     },
     settings::{
         AnnouncePrefer, BpfLog, DetectLocalMode, DsrEncapsulation, FileSettings, FlowLogServices, Forwarding,

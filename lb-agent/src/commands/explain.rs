@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     announce::AnnouncementReport,
-    cli::{ExplainArgs, HookContext, TableOrJson},
+    cli::{ExplainArgs, TableOrJson},
     config::KernelPaths,
     explain::{
         self, Conclusion, Explanation, HookPoint, PacketKind, PinnedTables, Question, TraceStep, doc_of_step,
@@ -84,12 +84,14 @@ impl Answer {
         let hook = hook(args, &attached, &mut routes)?;
         let from_node = routes.is_own(args.from.ip)?;
         let question = Question { from_node, ..question(args, hook, device)? };
-        let explanation = explain::explain(&PinnedTables::open(&pinned, device)?, &question)?;
+        let tables = PinnedTables::open(&pinned, device)?;
+        let explanation = explain::explain(&tables, &question)?;
         let name = routes.name(device);
         let mut steps = explanation.steps.clone();
         if let (Some(name), Some(program)) = (name, attached.at(hook)) {
-            steps.insert(0, TraceStep::Attached { device: name.to_owned(), at: hook_name(hook), program });
+            steps.insert(0, TraceStep::Attached { device: name.to_owned(), at: hook.as_str(), program });
         }
+        steps.splice(0..0, tables.assumed());
         steps.splice(0..0, announced(paths, args.to.ip()));
         let explanation = Explanation { steps, ..explanation };
         Ok(Self { explanation, question, device: name.map(str::to_owned) })
@@ -102,7 +104,7 @@ impl Answer {
             from: args.from.to_string(),
             to: args.to,
             protocol: args.protocol.as_str(),
-            at: hook_name(question.hook),
+            at: question.hook.as_str(),
             device: device.as_deref(),
             steps: explanation.steps.iter().map(view).collect(),
             verdict: &explanation.verdict,
@@ -117,7 +119,7 @@ impl Answer {
         let at = match question.hook {
             HookPoint::Socket => "in a system call of this node".to_owned(),
             hook @ (HookPoint::Xdp | HookPoint::Ingress | HookPoint::Egress) => {
-                format!("at {}{device}", hook_name(hook))
+                format!("at {}{device}", hook.as_str())
             }
         };
         let protocol = args.protocol.as_str();
@@ -193,10 +195,7 @@ impl Attached {
 /// The hook that the user gave, or the first one that the packet passes.
 fn hook(args: &ExplainArgs, attached: &Attached, routes: &mut Routes) -> anyhow::Result<HookPoint> {
     Ok(match args.at {
-        Some(HookContext::TcIngress) => HookPoint::Ingress,
-        Some(HookContext::TcEgress) => HookPoint::Egress,
-        Some(HookContext::Xdp) => HookPoint::Xdp,
-        Some(HookContext::Socket) => HookPoint::Socket,
+        Some(hook) => hook,
         None if args.device.is_none() && attached.sockets && routes.is_own(args.from.ip)? => {
             HookPoint::Socket
         }
@@ -221,13 +220,4 @@ fn question(args: &ExplainArgs, hook: HookPoint, device: u32) -> anyhow::Result<
         device,
         now: Conntrack::now(),
     })
-}
-
-const fn hook_name(hook: HookPoint) -> &'static str {
-    match hook {
-        HookPoint::Xdp => "xdp",
-        HookPoint::Ingress => "tc-ingress",
-        HookPoint::Egress => "tc-egress",
-        HookPoint::Socket => "socket",
-    }
 }

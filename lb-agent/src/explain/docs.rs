@@ -90,7 +90,7 @@ const fn section(step: &TraceStep) -> Section {
         TraceStep::Attached { .. } => Section::Hooks,
         TraceStep::LeftToTc => Section::Routed,
         TraceStep::OtherHook => Section::Stack,
-        TraceStep::NoPort => Section::Explain,
+        TraceStep::NoPort | TraceStep::Assumed { .. } => Section::Explain,
         TraceStep::NoFlow => Section::Flows,
         TraceStep::Flow { way, .. } => forwarding(*way),
         TraceStep::NewConnection { .. } | TraceStep::Retransmission => Section::SynOnEntry,

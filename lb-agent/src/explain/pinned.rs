@@ -9,7 +9,7 @@ use lb_common::{
     handover::OVER,
 };
 
-use super::tables::Tables;
+use super::{step::TraceStep, tables::Tables};
 use lb_datapath::{DatapathError, Globals, Pinned, ProgramView, Route, Routes};
 
 /// The pinned maps, and the routes that packets from one device take.
@@ -26,14 +26,13 @@ impl PinnedTables {
     /// # Errors
     /// The maps or the routes cannot be opened.
     pub fn open(pinned: &Pinned, device: u32) -> Result<Self, DatapathError> {
-        let maps = pinned.program_view()?;
-        if let Some(error) = &maps.globals_error {
-            // The explanation may be wrong if the agent uses other values, so the user must see a warning.
-            eprintln!(
-                "{error}: explain assumes the defaults of --maglev-seed, --syn-retries and --forwarding"
-            );
-        }
-        Ok(Self { maps, routes: RefCell::new(Routes::open()?), device })
+        Ok(Self { maps: pinned.program_view()?, routes: RefCell::new(Routes::open()?), device })
+    }
+
+    /// A step that says which values the explanation assumes because they cannot be read; `None` if there are none. The
+    /// explanation is wrong if the agent uses other values.
+    pub fn assumed(&self) -> Option<TraceStep> {
+        self.maps.globals_error.as_ref().map(|error| TraceStep::Assumed { error: error.to_string() })
     }
 }
 

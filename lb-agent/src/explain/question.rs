@@ -1,5 +1,6 @@
 //! The packet that `explain` explains, and the hook.
 
+use clap::{ValueEnum, builder::PossibleValue};
 use lb_common::{
     conntrack::{Segment, Tick, Tuple, chunk, tcp_flags},
     protocol,
@@ -9,14 +10,42 @@ use lb_ebpf::parse::Body;
 /// The hook at which the packet is explained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HookPoint {
-    /// XDP: the packet enters the node, and has not reached tc ingress yet.
-    Xdp,
     /// tc ingress: the packet enters the node.
     Ingress,
     /// tc egress: the packet leaves the node.
     Egress,
+    /// XDP: the packet enters the node, and has not reached tc ingress yet.
+    Xdp,
     /// A system call (`connect`, `sendmsg`) of a process of the node to the destination.
     Socket,
+}
+
+impl HookPoint {
+    /// The name of the hook in commands and their output.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ingress => "tc-ingress",
+            Self::Egress => "tc-egress",
+            Self::Xdp => "xdp",
+            Self::Socket => "socket",
+        }
+    }
+}
+
+impl ValueEnum for HookPoint {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Ingress, Self::Egress, Self::Xdp, Self::Socket]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let help = match self {
+            Self::Ingress => "The packet enters the node, at tc",
+            Self::Egress => "The packet leaves the node",
+            Self::Xdp => "The packet enters the node through a wire device with an XDP program",
+            Self::Socket => "A process of this node calls connect() or sendmsg()",
+        };
+        Some(PossibleValue::new(self.as_str()).help(help))
+    }
 }
 
 /// The role of a packet in its connection. Ignored for UDP.

@@ -198,6 +198,11 @@ pub enum TraceStep {
     },
     /// The XDP program passes the packet on to tc, which decides.
     LeftToTc,
+    /// The constants of the loaded programs cannot be read, so the next steps assume the defaults.
+    Assumed {
+        /// Why the constants cannot be read.
+        error: String,
+    },
     /// Whether a program is attached to the device at this hook; read from the kernel, not from the maps.
     Attached {
         /// Name of the device.

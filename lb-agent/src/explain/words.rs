@@ -1,5 +1,7 @@
 //! The text of every step and verdict. The text of a step begins with its topic, such as `conntrack:`.
 
+use std::net::SocketAddr;
+
 use lb_common::{FrontendKind, Outcome, Scheduler};
 use lb_ebpf::rules::socket::{self, SocketVerdict};
 
@@ -16,23 +18,14 @@ use super::{
 /// The text of a step: the lookup, and its result.
 pub fn step(step: &TraceStep) -> String {
     match step {
-        TraceStep::Attached { .. }
+        TraceStep::Assumed { .. }
+        | TraceStep::Attached { .. }
         | TraceStep::LeftToTc
         | TraceStep::OtherHook
-        | TraceStep::OfOtherFlow => hook(step),
-        TraceStep::Announced { address, node: None, by: AnnouncedBy::Bgp, advertisements, .. } => {
-            let means = means(AnnouncedBy::Bgp, advertisements);
-            format!("announcement: this node does not announce {address} {means}; other nodes may")
-        }
-        TraceStep::Announced { address, node, here, since, by, advertisements } => {
-            let effect = match (node, by) {
-                (None, _) => "so other machines do not find the address by it",
-                (Some(_), AnnouncedBy::Layer2) => "so packets from other machines go there",
-                (Some(_), AnnouncedBy::Bgp) => "so routers may send packets there",
-            };
-            let (node, means) = (announcer(node.as_deref(), *here, *since), means(*by, advertisements));
-            format!("announcement: {node} announces {address} {means}, {effect}")
-        }
+        | TraceStep::OfOtherFlow
+        | TraceStep::BeginsAtIngress
+        | TraceStep::UdpConnectSucceeds => hook(step),
+        TraceStep::Announced { .. } => announced(step),
         TraceStep::NoPort
         | TraceStep::NoFlow
         | TraceStep::Flow { .. }
@@ -43,12 +36,7 @@ pub fn step(step: &TraceStep) -> String {
         TraceStep::Frontend { .. } | TraceStep::NoFrontend | TraceStep::Torn | TraceStep::SocketsOnly => {
             frontend(step)
         }
-        TraceStep::NodeLocalDns { server, live: true } => {
-            format!("node-local DNS: the agent answers pods of this node at {server}")
-        }
-        TraceStep::NodeLocalDns { server, live: false } => format!(
-            "node-local DNS: the agent at {server} does not answer now, so the endpoints of the Service do"
-        ),
+        TraceStep::NodeLocalDns { server, live } => node_local_dns(server, *live),
         TraceStep::Address { is } => address(*is).into(),
         TraceStep::LeftToEarlier
         | TraceStep::NotSyn
@@ -62,46 +50,96 @@ pub fn step(step: &TraceStep) -> String {
         | TraceStep::SourceRanges { .. }
         | TraceStep::Limit { .. } => policy(step),
         TraceStep::Masquerade { source } => masquerade(*source),
-        TraceStep::ProxyProtocol => "proxy protocol: the backend first gets a header, version 2, with the addresses and \
-                                     ports of this packet; the client's sequence numbers are shifted by its length"
-            .into(),
+        TraceStep::ProxyProtocol | TraceStep::SocketWithoutHeader { .. } => proxy_protocol(step).into(),
+        TraceStep::Affinity { is } => affinity(is),
+        TraceStep::Scheduler { scheduler, how, of, table } => scheduled(*scheduler, *how, *of, *table),
+        TraceStep::NextBackend | TraceStep::NoSuchBackend => backend(step).into(),
+        TraceStep::NoRoute | TraceStep::BypassesStack { .. } => route(step),
+    }
+}
+
+#[expect(clippy::wildcard_enum_match_arm, reason = "the caller has sorted them")]
+fn announced(step: &TraceStep) -> String {
+    match step {
+        TraceStep::Announced { address, node: None, by: AnnouncedBy::Bgp, advertisements, .. } => {
+            let means = means(AnnouncedBy::Bgp, advertisements);
+            format!("announcement: this node does not announce {address} {means}; other nodes may")
+        }
+        TraceStep::Announced { address, node, here, since, by, advertisements } => {
+            let effect = match (node, by) {
+                (None, _) => "so other machines do not find the address by it",
+                (Some(_), AnnouncedBy::Layer2) => "so packets from other machines go there",
+                (Some(_), AnnouncedBy::Bgp) => "so routers may send packets there",
+            };
+            let (node, means) = (announcer(node.as_deref(), *here, *since), means(*by, advertisements));
+            format!("announcement: {node} announces {address} {means}, {effect}")
+        }
+        _ => String::new(),
+    }
+}
+
+fn node_local_dns(server: &SocketAddr, is_live: bool) -> String {
+    if is_live {
+        format!("node-local DNS: the agent answers pods of this node at {server}")
+    } else {
+        format!(
+            "node-local DNS: the agent at {server} does not answer now, so the endpoints of the Service do"
+        )
+    }
+}
+
+#[expect(clippy::wildcard_enum_match_arm, reason = "the caller has sorted them")]
+const fn proxy_protocol(step: &TraceStep) -> &'static str {
+    match step {
+        TraceStep::ProxyProtocol => {
+            "proxy protocol: the backend first gets a header, version 2, with the addresses and ports of this packet; \
+             the client's sequence numbers are shifted by its length"
+        }
         TraceStep::SocketWithoutHeader { refused: false } => {
             "proxy protocol: the system call keeps the cluster IP, and the packets get a backend and a header at the \
              catch device; explain --from an address of this node shows them"
-                .into()
         }
-        TraceStep::SocketWithoutHeader { refused: true } => {
-            "proxy protocol: the node's own packets to this address bypass the programs that send the header: the \
-             call fails; use the cluster IP"
-                .into()
+        _ => {
+            "proxy protocol: the node's own packets to this address bypass the programs that send the header: the call \
+             fails; use the cluster IP"
         }
-        TraceStep::UdpConnectSucceeds => {
-            "socket: connect(2) of a UDP socket succeeds; the verdict is about sendto(2)".into()
-        }
-        TraceStep::BeginsAtIngress => {
-            "hook: the packet enters the node again through this device, and the program at ingress begins the new \
-             connection"
-                .into()
-        }
-        TraceStep::Affinity { is } => affinity(is),
-        TraceStep::Scheduler { scheduler, how, of, table } => scheduled(*scheduler, *how, *of, *table),
+    }
+}
+
+#[expect(clippy::wildcard_enum_match_arm, reason = "the caller has sorted them")]
+const fn backend(step: &TraceStep) -> &'static str {
+    match step {
         TraceStep::NextBackend => {
             "backend: the client's previous backend did not answer (--syn-retries), so the next one is used"
-                .into()
         }
-        TraceStep::NoSuchBackend => {
-            "backend: the Service's record points outside the BACKENDS map: dropped; this is a bug".into()
-        }
-        TraceStep::NoRoute => "route: the kernel has no route for the translated packet".into(),
+        _ => "backend: the Service's record points outside the BACKENDS map: dropped; this is a bug",
+    }
+}
+
+#[expect(clippy::wildcard_enum_match_arm, reason = "the caller has sorted them")]
+fn route(step: &TraceStep) -> String {
+    match step {
         TraceStep::BypassesStack { device } => {
             format!("route: the packet leaves at once through {device}, bypassing the stack")
         }
+        _ => "route: the kernel has no route for the translated packet".into(),
     }
 }
 
 #[expect(clippy::wildcard_enum_match_arm, reason = "the caller has sorted them")]
 fn hook(step: &TraceStep) -> String {
     match step {
+        TraceStep::Assumed { error } => format!(
+            "programs: {error}: the next steps assume the defaults of --maglev-seed, --syn-retries and --forwarding"
+        ),
+        TraceStep::BeginsAtIngress => {
+            "hook: the packet enters the node again through this device, and the program at ingress begins the new \
+             connection"
+                .into()
+        }
+        TraceStep::UdpConnectSucceeds => {
+            "socket: connect(2) of a UDP socket succeeds; the verdict is about sendto(2)".into()
+        }
         TraceStep::Attached { device, at, program: true } => {
             format!("device: a program of lb-agent is attached to {device} at {at}")
         }

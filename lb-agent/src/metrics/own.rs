@@ -129,6 +129,14 @@ impl Default for Own {
 
 impl Own {
     pub(super) fn register(&self, registry: &mut Registry) {
+        self.register_synchronisation(registry);
+        self.register_conntrack(registry);
+        self.register_health_checks(registry);
+        self.register_announcements(registry);
+        self.register_flow_log(registry);
+    }
+
+    fn register_synchronisation(&self, registry: &mut Registry) {
         let name = "sync_latency_seconds";
         let help = "Time from the arrival of the first change of a batch until the batch is in the kernel";
         registry.register(name, help, self.sync_latency.clone());
@@ -142,6 +150,14 @@ impl Own {
         registry.register("map_entries", "Used entries of a map", self.map_entries.clone());
         registry.register("map_capacity", "Capacity of a map in entries", self.map_capacity.clone());
         registry.register("devices", "Network interfaces that have the BPF programs", self.devices.clone());
+        let help = "Services that keep their old state because a map has no room for the new one";
+        registry.register("services_waiting", help, self.waiting.clone());
+        let help =
+            "Pins that other software or a person removed from the BPF file system and the agent restored";
+        registry.register("pins_restored", help, self.pins_restored.clone());
+    }
+
+    fn register_conntrack(&self, registry: &mut Registry) {
         registry.register(
             "conntrack_flows",
             "Flows at the last garbage collection; a connection masqueraded through the stack counts as two",
@@ -155,15 +171,20 @@ impl Own {
         registry.register("conntrack_ended", help, self.flows_ended.clone());
         let help = "Clients whose session affinity was evicted before its timeout because the map was full";
         registry.register("affinity_evicted", help, self.affinity_evicted.clone());
-        let help =
-            "Pins that other software or a person removed from the BPF file system and the agent restored";
-        registry.register("pins_restored", help, self.pins_restored.clone());
-        let help = "Services that keep their old state because a map has no room for the new one";
-        registry.register("services_waiting", help, self.waiting.clone());
+    }
+
+    fn register_health_checks(&self, registry: &mut Registry) {
         let help = "Listening sockets for healthCheckNodePorts";
         registry.register("health_check_servers", help, self.health_check_servers.clone());
         let help = "Listening sockets for healthCheckNodePorts that could not be opened";
         registry.register("health_check_servers_failed", help, self.health_check_failures.clone());
+        let help = "Probes of endpoints with a health check, by their results";
+        registry.register("probes", help, self.probes.clone());
+        let help = "Endpoints with a health check, by what this node has found";
+        registry.register("probed_endpoints", help, self.probed_endpoints.clone());
+    }
+
+    fn register_announcements(&self, registry: &mut Registry) {
         let help = "Addresses of a pool for load balancers; only the agent that gives addresses exports it";
         registry.register("pool_addresses", help, self.pool_addresses.clone());
         let help = "Addresses of a pool that Services have; only the agent that gives addresses exports it";
@@ -185,10 +206,9 @@ impl Own {
         registry.register("bgp_sessions", help, self.bgp_sessions.clone());
         let help = "Whether BIRD does not use the configuration that the agent has for it";
         registry.register("bird_config_failed", help, self.bird_config_failed.clone());
-        let help = "Probes of endpoints with a health check, by their results";
-        registry.register("probes", help, self.probes.clone());
-        let help = "Endpoints with a health check, by what this node has found";
-        registry.register("probed_endpoints", help, self.probed_endpoints.clone());
+    }
+
+    fn register_flow_log(&self, registry: &mut Registry) {
         let FlowLogCounters { lines, dropped_lines, lost_events } = &self.flow_log;
         registry.register("flow_log_lines", "Lines that were written to the flow log", lines.clone());
         let help = "Lines of the flow log that were dropped, because it was written too slowly or could not be written";
