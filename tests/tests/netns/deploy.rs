@@ -5,7 +5,7 @@ use std::{fs, net::IpAddr, path::Path, process::Command};
 use lb_tests::{
     agent::{Agent, Settings, binary, run},
     client::{PATIENCE, ask_http, ask_udp},
-    cluster::ClientLink,
+    cluster::{CLIENT, ClientLink},
     container::{Container, setpriv},
     wait_for,
 };
@@ -110,6 +110,28 @@ fn status_in_the_pod_lists_every_program() {
     for programs in ["programs", "socketPrograms"] {
         assert_eq!(in_pod[programs], with_all[programs], "{programs}");
     }
+}
+
+/// Without `CAP_SYS_ADMIN`, nothing can read the constants of the loaded programs.
+#[test]
+fn explain_in_the_pod_says_what_it_assumes() {
+    let bed = bed();
+    let agent = start_in_container(&bed, &[]);
+    let question =
+        ["explain", "--from", &CLIENT[0].to_string(), "--to", &http(WEB[0]).to_string(), "-o", "json"];
+    let steps = |starter: &[String]| {
+        let page: Value = serde_json::from_slice(&exec_by(&bed, &agent, starter, &question)).unwrap();
+        page["steps"].as_array().unwrap().clone()
+    };
+    let with_all = steps(&[]);
+    assert!(with_all.iter().all(|step| step["step"] != "assumed"), "{with_all:#?}");
+    let [assumed, rest @ ..] = &steps(&setpriv(&container().capabilities()))[..] else { panic!("no step") };
+    assert_eq!(assumed["step"], "assumed", "{assumed:#}");
+    assert!(
+        assumed["text"].as_str().unwrap().contains("assume the defaults of --maglev-seed"),
+        "{assumed:#}"
+    );
+    assert_eq!(rest, with_all);
 }
 
 #[test]
