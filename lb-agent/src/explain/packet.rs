@@ -301,7 +301,8 @@ fn translated(flow: &Flow, bypasses_stack: bool) -> Conclusion {
     Conclusion::Translated { outcome, ends: Ends::from(&flow.to) }
 }
 
-/// How packets of the flow leave the node, if they take the stack.
+/// How packets of the flow get to their destination; [`ForwardingPath::Stack`] also if they may bypass the stack because
+/// of `--forwarding direct`.
 pub(super) const fn way_of(flow: &Flow) -> ForwardingPath {
     match flow.flags {
         flags if flags & flow_flags::TUNNEL != 0 => ForwardingPath::Tunnel,

@@ -26,8 +26,9 @@ pub struct Network {
     /// Whether the next hop of a packet depends only on its destination: there is neither policy routing nor a
     /// multipath route, see [`routing`].
     pub routes_by_destination: bool,
-    /// How often addresses were removed since the watch began; removals that are noticed together count once. An
-    /// address that comes and goes between two reads leaves no other trace here, but flows may be masqueraded with it.
+    /// How often addresses, except IPv6 link-local ones, were removed since the watch began; removals that are noticed
+    /// together count once. An address that comes and goes between two reads leaves no other trace here, but flows may be
+    /// masqueraded with it.
     pub removals: u64,
 }
 

@@ -40,7 +40,7 @@ pub struct DeviceWatcher {
 struct Stale {
     links: bool,
     addresses: bool,
-    /// Whether an address was removed since the list of addresses was read.
+    /// Whether an address that is not an IPv6 link-local one was removed since the list of addresses was read.
     removed: bool,
     routes: bool,
     rules: bool,
@@ -58,7 +58,13 @@ impl Stale {
             match header.kind {
                 libc::RTM_NEWLINK | libc::RTM_DELLINK => self.links = true,
                 libc::RTM_NEWADDR => self.addresses = true,
-                libc::RTM_DELADDR => (self.addresses, self.removed) = (true, true),
+                libc::RTM_DELADDR => {
+                    // No flow is masqueraded with an IPv6 link-local address, and one goes with the device of each pod.
+                    // (Byte 0 of an address message is the family, byte 3 the scope.)
+                    let is_ipv6 = payload.first().copied().map(i32::from) == Some(libc::AF_INET6);
+                    let is_link_local = is_ipv6 && payload.get(3) == Some(&libc::RT_SCOPE_LINK);
+                    (self.addresses, self.removed) = (true, self.removed || !is_link_local);
+                }
                 libc::RTM_NEWRULE | libc::RTM_DELRULE => self.rules = true,
                 libc::RTM_NEWROUTE | libc::RTM_DELROUTE => {
                     // The second byte of a route message is the prefix length of the destination.
@@ -206,7 +212,10 @@ mod tests {
         stale.note(&[event(libc::RTM_NEWADDR, &[0; 8]), event(libc::RTM_DELLINK, &[0; 16])].concat());
         stale.note(&event(libc::RTM_DELRULE, &[0; 12]));
         assert_eq!(stale, Stale { removed: false, ..Stale::EVERYTHING });
-        stale.note(&event(libc::RTM_DELADDR, &[0; 8]));
+        let address = |scope| [10, 64, 0, scope, 0, 0, 0, 7];
+        stale.note(&event(libc::RTM_DELADDR, &address(libc::RT_SCOPE_LINK)));
+        assert_eq!(stale, Stale { removed: false, ..Stale::EVERYTHING }, "link-local");
+        stale.note(&event(libc::RTM_DELADDR, &address(libc::RT_SCOPE_UNIVERSE)));
         assert_eq!(stale, Stale::EVERYTHING);
     }
 }

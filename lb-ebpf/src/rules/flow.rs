@@ -410,8 +410,8 @@ mod tests {
 
     #[test]
     fn outcomes_and_hooks_follow_from_the_flags() {
-        use flow_flags::{AT_EGRESS, CAUGHT, HAIRPIN, REPLY, SECOND_OF_MASQUERADED};
-        for (flags, outcome, egress) in [
+        use flow_flags::{AT_EGRESS, CAUGHT, HAIRPIN, REPLY, ROUTED, SECOND_OF_MASQUERADED, TUNNEL};
+        for (flags, expected, egress) in [
             (0, Outcome::Forward, false),
             (REPLY | AT_EGRESS, Outcome::Reply, true),
             (HAIRPIN, Outcome::Hairpin, false),
@@ -424,9 +424,16 @@ mod tests {
             (SECOND_OF_MASQUERADED | REPLY, Outcome::Masquerade, false),
         ] {
             let flow = Flow { flags, ..pair(TCP, OPENING).0 };
-            assert_eq!((translated(&flow), is_translated_at(&flow, true)), (outcome, egress), "{flags}");
+            assert_eq!((translated(&flow), is_translated_at(&flow, true)), (expected, egress), "{flags}");
             assert_ne!(is_translated_at(&flow, true), is_translated_at(&flow, false));
+            assert_eq!(outcome(&flow, false), expected, "{flags}");
         }
+        let of = |flags, bypasses| outcome(&Flow { flags, ..pair(TCP, OPENING).0 }, bypasses);
+        for bypasses in [false, true] {
+            assert_eq!(of(ROUTED, bypasses), Outcome::Routed);
+            assert_eq!(of(ROUTED | TUNNEL, bypasses), Outcome::Tunnelled);
+        }
+        assert_eq!(of(0, true), Outcome::Direct);
     }
 
     #[test]

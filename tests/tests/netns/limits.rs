@@ -103,7 +103,7 @@ fn burst_beyond_the_limit_of_a_service_is_spread_over_time() {
         }
     });
     assert!(limited(&bed) > before);
-    // 4 at once, then 4 per second: the last one of 10 gets in after 2 s.
+    // 4 at once, then 4 per second: the last one of 10 gets in after 1.5 s.
     assert!(begin.elapsed() >= Duration::from_secs(1), "{:?}", begin.elapsed());
 }
 

@@ -315,6 +315,7 @@ impl World<'_> {
         let mut explanation = self.explain(&question);
         let packet = packet(&question);
         if question.hook == HookPoint::Xdp {
+            let was_known = self.bed.flows().contains_key(&question.tuple);
             let run = self.bed.arrive(Mode::Generic, &packet);
             if clock::tick() != question.now {
                 return;
@@ -340,9 +341,9 @@ impl World<'_> {
                 question.hook = HookPoint::Ingress;
                 let at_tc = self.explain(&question);
                 // XDP may have created the flow before it found that the frame cannot leave.
-                let begins = matches!(explanation.verdict, Conclusion::Begins { .. });
+                let is_created = was_known != self.bed.flows().contains_key(&question.tuple);
                 assert!(
-                    begins || !explanation.left_to_tc() || explanation.verdict == at_tc.verdict,
+                    is_created || !explanation.left_to_tc() || explanation.verdict == at_tc.verdict,
                     "{context}: {question:?}: {explanation:#?}, but at tc {at_tc:#?}"
                 );
                 explanation = at_tc;
