@@ -3,6 +3,7 @@
 //! ```text
 //! DIR/lb/v1/SERVICES …             maps
 //! DIR/lb/v1/LAYOUT                 a map that describes them, see `state/handover.rs`
+//! DIR/lb/v1/CONSTANTS              a map with the constants of the programs, see `bpf/globals.rs`
 //! DIR/lb/v1/programs/tc_ingress …  programs, so that commands can read them while no device runs them
 //! DIR/lb/v1/links/7-ingress …      tcx links, by interface index and direction; also XDP and socket links
 //! DIR/lb/clsact/7                  a folder: an agent created the clsact qdisc of device 7

@@ -1,23 +1,42 @@
 //! Reads the constants that the loader wrote into the programs: their section `.rodata`, a frozen array in the kernel.
+//! The agent pins it, so that commands can read it without `CAP_SYS_ADMIN`, which finding a map by its id takes.
 
 use std::{io, os::fd::AsFd as _};
 
-use aya::{maps::MapInfo, programs::ProgramInfo};
+use aya::{
+    Ebpf,
+    maps::{Map, MapInfo},
+    programs::ProgramInfo,
+};
 use lb_common::hash;
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 
 use crate::{
     bpf::{
-        bpffs::Folder,
+        bpffs::{self, Folder},
         layout::{PROGRAMS, Shape},
         loader::OBJECT,
         raw_map::RawMap,
+        sys,
     },
     error::{DatapathError, with_causes},
 };
 
 /// Name of the section, which is also the name of the map that the loader creates from it.
 const SECTION: &str = ".rodata";
+
+/// Name of the pin of that map.
+const PIN: &str = "CONSTANTS";
+
+/// Pins the constants of the programs that were just loaded, in place of those of an earlier agent.
+pub(super) fn pin(ebpf: &Ebpf, folder: &Folder) -> Result<(), DatapathError> {
+    let Some(Map::Array(map)) = ebpf.map(SECTION) else {
+        return Err(DatapathError::Object(format!("section {SECTION} is missing")));
+    };
+    let path = folder.map(PIN);
+    bpffs::unpin(&path)?;
+    sys::pin(map.fd().as_fd(), &path).map_err(|error| DatapathError::file("pin the map at", path, error))
+}
 
 /// The options that the agent wrote into the programs when it loaded them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +59,8 @@ impl Globals {
     /// Reads the constants of the pinned programs; the defaults if none are pinned.
     ///
     /// # Errors
-    /// The map of the constants cannot be opened (opening takes `CAP_SYS_ADMIN`), or the programs are of a build whose
-    /// `.rodata` has another size.
+    /// The map of the constants cannot be opened (without its pin, that takes `CAP_SYS_ADMIN`), or the programs are of a
+    /// build whose `.rodata` has another size.
     pub(crate) fn read(folder: &Folder) -> Result<Self, DatapathError> {
         let Some(section) = Section::read(folder)? else { return Ok(Self::default()) };
         let [direct] = section.constant("DIRECT")?;
@@ -61,6 +80,9 @@ struct Section {
 
 impl Section {
     fn read(folder: &Folder) -> Result<Option<Self>, DatapathError> {
+        if let Some(map) = RawMap::open(SECTION, &folder.map(PIN))? {
+            return Self::of_map(&map).map(Some);
+        }
         let path = folder.programs().join(PROGRAMS[0]);
         if !path.exists() {
             return Ok(None);

@@ -18,6 +18,7 @@ use crate::{
         bpffs::{self, Folder},
         checksum::linked_object,
         flow_events::{self, FlowEvents},
+        globals,
         layout::{
             self, ANNOUNCE_PROGRAM, CATCH_PROGRAMS, MAPS, MapSpec, ON_DEMAND, PROGRAMS,
             PROGRAMS_WITHOUT_LINK_LAYER, SOCKET_HOOKS, Shape, XDP_PROGRAMS,
@@ -121,6 +122,7 @@ pub(crate) fn load(
         loader.map_max_entries(flow_events::MAP, capacity::FLOW_EVENTS);
     }
     let mut ebpf = loader.load(linked_object())?;
+    globals::pin(&ebpf, folder)?;
     let logger = options.bpf_log.and_then(|level| logger(&mut ebpf, level));
     let flow_events = options.flow_log.then(|| FlowEvents::take(&mut ebpf)).transpose()?;
     let programs = Programs::new(folder.clone(), ebpf);

@@ -2,6 +2,7 @@
 
 use std::{fs, net::IpAddr, path::Path, process::Command};
 
+use lb_common::LAYOUT_VERSION;
 use lb_tests::{
     agent::{Agent, Settings, binary, run},
     client::{PATIENCE, ask_http, ask_udp},
@@ -112,7 +113,7 @@ fn status_in_the_pod_lists_every_program() {
     }
 }
 
-/// Without `CAP_SYS_ADMIN`, nothing can read the constants of the loaded programs.
+/// Without `CAP_SYS_ADMIN`, explain can read the constants of the loaded programs only from their pin.
 #[test]
 fn explain_in_the_pod_says_what_it_assumes() {
     let bed = bed();
@@ -125,6 +126,8 @@ fn explain_in_the_pod_says_what_it_assumes() {
     };
     let with_all = steps(&[]);
     assert!(with_all.iter().all(|step| step["step"] != "assumed"), "{with_all:#?}");
+    assert_eq!(steps(&setpriv(&container().capabilities())), with_all);
+    fs::remove_file(bed.cluster.bpffs(1).join(format!("lb/v{LAYOUT_VERSION}/CONSTANTS"))).unwrap();
     let [assumed, rest @ ..] = &steps(&setpriv(&container().capabilities()))[..] else { panic!("no step") };
     assert_eq!(assumed["step"], "assumed", "{assumed:#}");
     assert!(
