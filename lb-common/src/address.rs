@@ -22,6 +22,10 @@ const _: () = assert!(size_of::<Address>() == 16);
 const V4_MAPPED: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xff]);
 
 impl Address {
+    /// No address: all bytes are 0. (An `Option` on the stack of a BPF program would hold undefined bytes, which the
+    /// verifier refuses.)
+    pub const NONE: Self = Self::from_v6([0; 16]);
+
     /// The v4-mapped form of four bytes in network byte order.
     #[inline(always)]
     pub fn from_v4(v4: [u8; 4]) -> Self {

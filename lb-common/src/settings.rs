@@ -67,7 +67,13 @@ describe!(Settings {
 });
 
 impl Settings {
-    /// [`Self::source_v4`] or [`Self::source_v6`]; zeros if the agent has no address of this family.
+    /// Whether the agent has written these settings; the map has zeros before.
+    #[inline(always)]
+    pub const fn is_written(&self) -> bool {
+        self.ports != 0
+    }
+
+    /// [`Self::source_v4`] or [`Self::source_v6`]; [`Address::NONE`] if the agent has no address of this family.
     #[inline(always)]
     pub const fn source(&self, is_v4: bool) -> &Address {
         if is_v4 { &self.source_v4 } else { &self.source_v6 }

@@ -137,7 +137,7 @@ impl<T: Tables> Walk<'_, T> {
     fn fallback(&self, like: &Address) -> WalkResult<Option<Address>> {
         let Some(settings) = self.settings()? else { return Ok(None) };
         let source = *settings.source(like.is_v4());
-        Ok((source != Address::from_v6([0; 16])).then_some(source))
+        Ok((source != Address::NONE).then_some(source))
     }
 
     /// The node's address for a routed flow to the backend, as `masquerade::routed_source` finds it.

@@ -2,7 +2,7 @@
 //! BPF programs.
 
 use lb_common::{Address, Outcome, Service, conntrack::Tuple, protocol};
-use lb_ebpf::rules::admission;
+use lb_ebpf::rules::{admission, socket};
 
 use super::{
     Question,
@@ -20,8 +20,9 @@ impl<T: Tables> Walk<'_, T> {
         }
         let Some(service) = self.frontend()? else {
             let verdict = self.unlisted()?;
-            // `sockets::connect_nowhere` of the programs lets `connect(2)` succeed in this case.
-            if verdict == Conclusion::of(Outcome::RejectUdp) {
+            if let Conclusion::Rejected { outcome } = verdict
+                && socket::connects_nowhere(outcome, || true)
+            {
                 self.steps.push(TraceStep::UdpConnectSucceeds);
             }
             return Ok(verdict);
@@ -53,10 +54,10 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Conclusion::Begins { backends })
     }
 
-    /// The node's own address in the destination's family; unspecified until the agent has written the settings.
+    /// The node's own address in the destination's family; [`Address::NONE`] until the agent has written the settings.
     fn node_address(&self) -> WalkResult<Address> {
         let is_v4 = self.question.tuple.destination.is_v4();
-        Ok(self.settings()?.map_or_else(Address::default, |settings| *settings.source(is_v4)))
+        Ok(self.settings()?.map_or(Address::NONE, |settings| *settings.source(is_v4)))
     }
 }
 

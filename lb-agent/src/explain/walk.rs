@@ -62,7 +62,7 @@ impl<'a, T: Tables> Walk<'a, T> {
 
     /// The settings of the node; `None` until the agent has written them.
     pub(super) fn settings(&self) -> WalkResult<Option<Settings>> {
-        Ok(Some(self.tables.settings()?).filter(|settings| settings.ports != 0))
+        Ok(Some(self.tables.settings()?).filter(Settings::is_written))
     }
 
     pub(super) fn name_of(&self, service: u32) -> WalkResult<String> {

@@ -12,7 +12,7 @@ use super::{
 #[inline(always)]
 pub(crate) fn current() -> Option<&'static Settings> {
     let slot = *SETTINGS_SLOT.get(0)? & 1;
-    SETTINGS.get(slot).filter(|settings| settings.ports != 0)
+    SETTINGS.get(slot).filter(|settings| settings.is_written())
 }
 
 /// The record of the service for this client, and whether the client is internal: [`client::for_client`].

@@ -42,6 +42,12 @@ pub enum Admission {
 }
 
 impl Admission {
+    /// Whether the packet, or system call, is rejected.
+    #[inline(always)]
+    pub const fn is_rejected(self) -> bool {
+        matches!(self, Self::NoBackends | Self::UnknownConnection)
+    }
+
     /// The outcome of a packet, or system call, that may not begin a flow; `Ok` if it may.
     #[inline(always)]
     pub const fn allow(self, protocol: u8) -> Result<(), Outcome> {

@@ -25,10 +25,9 @@ pub fn buckets(
     service: u32,
     client: &Address,
 ) -> [(ServiceClient, ConnectionRate); 2] {
-    let all = Address::from_v6([0; 16]);
     [
         (ServiceClient { client: network(client), service }, limits.client),
-        (ServiceClient { client: all, service }, limits.service),
+        (ServiceClient { client: Address::NONE, service }, limits.service),
     ]
 }
 

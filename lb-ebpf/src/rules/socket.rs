@@ -25,6 +25,13 @@ pub const fn verdict(outcome: Outcome) -> SocketVerdict {
     }
 }
 
+/// Whether `connect(2)` of a UDP socket succeeds without a backend: the call is refused (`outcome`), and no Service has
+/// the port. A later `send(2)` is refused then.
+#[inline(always)]
+pub fn connects_nowhere(outcome: Outcome, is_unlisted: impl FnOnce() -> bool) -> bool {
+    outcome == Outcome::RejectUdp && is_unlisted()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

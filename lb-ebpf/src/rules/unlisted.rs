@@ -24,6 +24,12 @@ pub enum Unlisted {
 }
 
 impl Unlisted {
+    /// Whether the packet, or system call, is rejected.
+    #[inline(always)]
+    pub const fn is_rejected(self) -> bool {
+        matches!(self, Self::ClusterIp)
+    }
+
     /// The outcome of a packet, or system call, to such an address.
     #[inline(always)]
     pub const fn outcome(self, protocol: u8) -> Outcome {

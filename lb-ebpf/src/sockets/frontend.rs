@@ -144,8 +144,8 @@ fn client(call: &Call, vip: &Address) -> Address {
     Address::from_words([u32::from_be(0x0100_0000), 0, (netns >> 32) as u32, netns as u32])
 }
 
-/// The address of the node in the family of `like`.
+/// The address of the node in the family of `like`; [`Address::NONE`] if it has none.
 #[inline(always)]
 pub(super) fn node_address(like: &Address) -> Address {
-    settings::current().map_or_else(Address::default, |settings| *settings.source(like.is_v4()))
+    settings::current().map_or(Address::NONE, |settings| *settings.source(like.is_v4()))
 }

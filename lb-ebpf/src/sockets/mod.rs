@@ -33,8 +33,8 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
     let service = match frontend::find(call, &key) {
         Ok(service) => service,
         Err(outcome) => {
-            let probes = outcome == Outcome::RejectUdp && frontend::is_unlisted(&key);
-            let outcome = if probes { connect_nowhere(call, &to) } else { outcome };
+            let is_nowhere = socket::connects_nowhere(outcome, || frontend::is_unlisted(&key));
+            let outcome = if is_nowhere { connect_nowhere(call, &to) } else { outcome };
             // If the call fails, a UDP socket stays connected to its previous backend.
             if socket::verdict(outcome) == SocketVerdict::Continue {
                 call.delete_connection();
@@ -69,7 +69,7 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
 #[inline(always)]
 fn connect_nowhere(call: &Call, to: &Endpoint) -> Outcome {
     let nowhere = Endpoint::new(frontend::node_address(&to.address), 0);
-    if nowhere.address != Address::default() {
+    if nowhere.address != Address::NONE {
         call.set_remote(&nowhere);
     }
     Outcome::NoService

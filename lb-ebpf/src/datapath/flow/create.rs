@@ -26,7 +26,7 @@ use crate::datapath::{
     device,
     scratch::{
         scratch,
-        setup::{FlowSetup, NO_ADDRESS, Ports},
+        setup::{FlowSetup, Ports},
     },
     service, settings,
 };
@@ -135,9 +135,9 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
             let node = if may_be_routed(flags_of_service) {
                 masquerade::routed_source(context, &setup.from, &setup.to)
             } else {
-                NO_ADDRESS
+                Address::NONE
             };
-            if node != NO_ADDRESS {
+            if node != Address::NONE {
                 setup.to.source = node;
                 setup.flags = flags_of(Forwarding::Masquerade, true);
             } else if !only_routed {

@@ -23,7 +23,7 @@ use crate::datapath::{
     context::HookContext,
     device,
     route::{self, ANY_LENGTH, Found, next_hop},
-    scratch::setup::{Claim, FlowSetup, NO_ADDRESS, Ports},
+    scratch::setup::{Claim, FlowSetup, Ports},
     settings,
 };
 
@@ -48,27 +48,27 @@ pub(crate) fn source(context: &HookContext, from: &Tuple, to: &Tuple) -> Result<
 
 /// The node's address for a flow whose packets come in as `from` and become `to`, if the flow can be routed: its
 /// packets enter and leave through wires, and every packet that one of the two devices receives fits the MTU of the
-/// other. Otherwise [`NO_ADDRESS`]. The function caches the next hop that it finds, for the first packet of the flow.
+/// other. Otherwise [`Address::NONE`]. The function caches the next hop that it finds, for the first packet of the flow.
 #[inline(never)]
 pub(super) fn routed_source(context: &HookContext, from: &Tuple, to: &Tuple) -> Address {
     let entrance = device::info(context.device);
     if !forwarding::is_wire(&entrance) {
-        return NO_ADDRESS;
+        return Address::NONE;
     }
     let length = u16::try_from(entrance.mtu).unwrap_or(u16::MAX);
     let found = route::lookup(context, from, to, length, BPF_FIB_LOOKUP_SRC);
     match found {
         Found::Route | Found::WithoutNeighbour => {}
-        Found::TooNarrow | Found::Nothing => return NO_ADDRESS,
+        Found::TooNarrow | Found::Nothing => return Address::NONE,
     }
     next_hop::store(context, from, to, found, now());
-    let Ok(route) = route::found() else { return NO_ADDRESS };
+    let Ok(route) = route::found() else { return Address::NONE };
     if !forwarding::is_routed(&entrance, &device::info(route.device)) {
-        return NO_ADDRESS;
+        return Address::NONE;
     }
     match route.source() {
         Some(source) => source,
-        None => fallback(to.destination.is_v4()).unwrap_or(NO_ADDRESS),
+        None => fallback(to.destination.is_v4()).unwrap_or(Address::NONE),
     }
 }
 
@@ -77,7 +77,7 @@ pub(super) fn routed_source(context: &HookContext, from: &Tuple, to: &Tuple) -> 
 pub(crate) fn fallback(is_v4: bool) -> Result<Address, Outcome> {
     let settings = settings::current().ok_or(Outcome::NoSourcePort)?;
     let source = *settings.source(is_v4);
-    if source == NO_ADDRESS { Err(Outcome::NoSourcePort) } else { Ok(source) }
+    if source == Address::NONE { Err(Outcome::NoSourcePort) } else { Ok(source) }
 }
 
 /// Inserts the two entries that exchange the client's address in `to` for the node's. Inserting the entry for the

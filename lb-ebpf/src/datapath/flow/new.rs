@@ -1,11 +1,7 @@
 //! New flows: the service of the packet, whether the packet may begin a flow, and the backend of the flow.
 
 use lb_common::{Choice, EventHook, Outcome, Service};
-use lb_ebpf::{
-    parse::Packet,
-    rules::{admission::Admission, client::is_answered_directly},
-    service::schedule,
-};
+use lb_ebpf::{parse::Packet, rules::client::is_answered_directly, service::schedule};
 
 use super::{
     choose, conntrack,
@@ -177,10 +173,11 @@ fn request_service(context: &HookContext, packet: &Packet, only_routed: bool) ->
     let service = service::lookup(&packet.tuple)?;
     admit::first_packet(context, packet, &service).allow(packet.tuple.protocol)?;
     let (service, internal) = settings::for_client(context, &packet.tuple.source, service);
-    match admit::packet(packet, &service) {
-        Admission::NoBackends | Admission::UnknownConnection => return Err(NotCreated::Reject),
-        admission => admission.allow(packet.tuple.protocol)?,
+    let admission = admit::packet(packet, &service);
+    if admission.is_rejected() {
+        return Err(NotCreated::Reject);
     }
+    admission.allow(packet.tuple.protocol)?;
     limit::admits(packet, &service, only_routed)?;
     let masquerade = service.masquerades(internal);
     let direct = is_answered_directly(&service, internal);

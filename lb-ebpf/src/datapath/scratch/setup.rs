@@ -24,9 +24,6 @@ pub(crate) struct FlowRequest {
     pub(crate) choice: Choice,
 }
 
-/// No address. (An `Option` on the stack would hold undefined bytes, which the verifier refuses.)
-pub(crate) const NO_ADDRESS: Address = Address::from_v6([0; 16]);
-
 /// A flow that is being created. It lies in `SCRATCH`, because the stack has no room for so many tuples.
 pub(crate) struct FlowSetup {
     /// The tuple of the client's packets.

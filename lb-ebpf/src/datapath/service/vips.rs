@@ -28,10 +28,11 @@ fn unlisted_by(address: &Address, vip: impl FnOnce() -> Option<Vip>, is_rst: boo
 /// Decides about a packet to an address and port that no Service has.
 #[inline(never)]
 pub(crate) fn unlisted(skb: &mut Skb, packet: &Packet) -> Outcome {
-    match unlisted_address(&packet.tuple.destination, packet.segment.is_rst()) {
-        Unlisted::ClusterIp => reject::reject(skb, packet),
-        other => other.outcome(packet.tuple.protocol),
+    let unlisted = unlisted_address(&packet.tuple.destination, packet.segment.is_rst());
+    if unlisted.is_rejected() {
+        return reject::reject(skb, packet);
     }
+    unlisted.outcome(packet.tuple.protocol)
 }
 
 /// Decides about an echo request, and answers it if its destination is a virtual address that has the flag `ECHO`.
