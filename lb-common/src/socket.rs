@@ -132,7 +132,9 @@ impl SocketBackend {
     /// timeout of a UDP stream ([`Phase::Stream`]).
     #[inline(always)]
     pub const fn is_valid(&self, now: Tick) -> bool {
-        now.0.wrapping_sub(self.last_used.0) <= Tick::ticks_in(Phase::Stream.timeout_seconds())
+        // Negative if another thread has used the socket since `now` was read.
+        let ago = now.0.wrapping_sub(self.last_used.0).cast_signed();
+        ago <= Tick::ticks_in(Phase::Stream.timeout_seconds()).cast_signed()
     }
 }
 
@@ -161,6 +163,7 @@ mod tests {
         let at = |seconds: u64| Tick::from_nanos(seconds * 1_000_000_000);
         let backend = SocketBackend { last_used: at(1_000), ..SocketBackend::zeroed() };
         assert!(backend.is_valid(at(1_000)) && backend.is_valid(at(1_120)));
+        assert!(backend.is_valid(Tick(backend.last_used.0 - 1)), "another thread has used it meanwhile");
         assert!(!backend.is_valid(at(1_123)));
     }
 }

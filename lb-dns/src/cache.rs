@@ -140,7 +140,7 @@ impl Cache {
     /// Stores an answer, if it has a [`lifetime`] and can be encoded whole. Otherwise removes what the cache has about
     /// the question.
     pub(crate) fn insert(&mut self, key: Key, message: &Message, now: Instant) {
-        let lifetime = lifetime(message);
+        let lifetime = lifetime(message, key.record_type);
         let mut message = message.clone();
         message.edns = None;
         let bytes = message.to_vec();
@@ -181,15 +181,17 @@ impl Answer {
     }
 }
 
-/// How long the answer may be stored; `None` for a truncated answer, one that reports a failure, a negative answer
-/// without SOA record, and one with a TTL of 0.
-fn lifetime(message: &Message) -> Option<Duration> {
+/// How long the answer to a question for this type may be stored; `None` for a truncated answer, one that reports a
+/// failure, a negative answer without SOA record, and one with a TTL of 0. An answer with only aliases is negative, too.
+fn lifetime(message: &Message, asked: RecordType) -> Option<Duration> {
     let code = message.metadata.response_code;
     let is_known = [ResponseCode::NoError, ResponseCode::NXDomain].contains(&code);
     if message.metadata.truncation || !is_known {
         return None;
     }
-    let is_denial = code == ResponseCode::NXDomain || message.answers.is_empty();
+    let is_asked = |found: RecordType| asked == RecordType::ANY || found == asked;
+    let is_denial = code == ResponseCode::NXDomain
+        || !message.answers.iter().any(|record| is_asked(record.record_type()));
     let records = message.answers.iter().chain(&message.authorities);
     let ttl = records.map(|record| record.ttl).min()?;
     let (ttl, longest) = if is_denial {
@@ -210,7 +212,7 @@ mod tests {
         op::OpCode,
         rr::{
             Record,
-            rdata::{A, SOA},
+            rdata::{A, CNAME, SOA},
         },
     };
 
@@ -271,14 +273,26 @@ mod tests {
         failed.metadata.response_code = ResponseCode::ServFail;
         let empty = Message::response(1, OpCode::Query);
         for message in [truncated, failed, empty.clone(), found(0)] {
-            assert_eq!(lifetime(&message), None);
+            assert_eq!(lifetime(&message, RecordType::A), None);
         }
         let root = Name::root();
         let soa = SOA::new(root.clone(), root.clone(), 1, 1, 1, 1, 7);
         let mut denial = empty;
+        let [www, target] = ["www.example.", "cdn.example."].map(|name| Name::from_ascii(name).unwrap());
+        let alias = Record::from_rdata(www, 3600, RData::CNAME(CNAME(target)));
+        let mut only_alias = denial.clone();
+        only_alias.add_answer(alias.clone());
+        assert_eq!(lifetime(&only_alias, RecordType::A), None, "no address, and no SOA record");
+        assert_eq!(lifetime(&only_alias, RecordType::CNAME), Some(Duration::from_secs(3600)));
         denial.add_authority(Record::from_rdata(root, 900, RData::SOA(soa)));
-        assert_eq!(lifetime(&denial), Some(Duration::from_secs(7)));
-        assert_eq!(lifetime(&found(90_000)), Some(LONGEST));
+        assert_eq!(lifetime(&denial, RecordType::A), Some(Duration::from_secs(7)));
+        denial.add_answer(alias);
+        assert_eq!(
+            lifetime(&denial, RecordType::A),
+            Some(Duration::from_secs(7)),
+            "an alias without address"
+        );
+        assert_eq!(lifetime(&found(90_000), RecordType::A), Some(LONGEST));
     }
 
     #[test]

@@ -147,8 +147,13 @@ impl Server {
                 self.count("local", &reply);
                 Begun::Answered(reply)
             }
-            Local::Outside(_, _) if !query.recursion_desired => {
-                self.refused(query.reply(ResponseCode::Refused))
+            Local::Outside(reply, _) if !query.recursion_desired => {
+                // An alias is ours even if its target is not: the client asks others for that (RFC 1034 §4.3.2).
+                if reply.answers.is_empty() {
+                    return self.refused(query.reply(ResponseCode::Refused));
+                }
+                self.count("local", &reply);
+                Begun::Answered(reply)
             }
             Local::Outside(reply, name) => Begun::Outside(reply, name),
         }

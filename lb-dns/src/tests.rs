@@ -565,16 +565,47 @@ async fn upstream_that_leads_back_is_not_used_while_it_does() {
     serving.abort();
 }
 
+/// A server that does not implement EDNS, and leaves the question out of its error.
+#[tokio::test]
+async fn server_without_edns_is_asked_again_without() {
+    let (server, forwarder) = serve().await;
+    let udp = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    forwarder.servers().set(&[udp.local_addr().unwrap()], &[]);
+    let serving = tokio::spawn(async move {
+        let mut buffer = vec![0; 4096];
+        loop {
+            let (length, client) = udp.recv_from(&mut buffer).await.unwrap();
+            let asked = Message::from_vec(&buffer[..length]).unwrap();
+            let mut reply = Message::response(asked.metadata.id, OpCode::Query);
+            if asked.edns.is_some() {
+                reply.metadata.response_code = ResponseCode::FormErr;
+            } else {
+                reply.add_query(asked.queries[0].clone());
+                let data = RData::A(A([192, 0, 2, 9].into()));
+                reply.add_answer(Record::from_rdata(asked.queries[0].name.clone(), 60, data));
+            }
+            udp.send_to(&reply.to_vec().unwrap(), client).await.unwrap();
+        }
+    });
+    let reply = ask_udp(server, &question("www.example.com.", RecordType::A)).await;
+    assert_eq!(addresses(&reply), ["192.0.2.9"]);
+    serving.abort();
+}
+
 #[tokio::test]
 async fn questions_without_recursion_are_answered_for_our_names_only() {
     let ((server, forwarder), (upstream, serving)) = (serve().await, upstream(60, false).await);
     forwarder.servers().set(&[upstream], &[]);
-    for (name, code) in
-        [("www.example.com.", ResponseCode::Refused), ("web.n.svc.cluster.local.", ResponseCode::NoError)]
-    {
+    for (name, code, answers) in [
+        ("www.example.com.", ResponseCode::Refused, 0),
+        ("web.n.svc.cluster.local.", ResponseCode::NoError, 1),
+        // The alias, but not the address of its target.
+        ("outside.n.svc.cluster.local.", ResponseCode::NoError, 1),
+    ] {
         let mut asked = question(name, RecordType::A);
         asked.metadata.recursion_desired = false;
-        assert_eq!(ask_udp(server, &asked).await.metadata.response_code, code, "{name}");
+        let reply = ask_udp(server, &asked).await;
+        assert_eq!((reply.metadata.response_code, reply.answers.len()), (code, answers), "{name}");
     }
     serving.abort();
 }

@@ -24,10 +24,26 @@ pub(crate) struct Ask {
     pub(crate) checking_disabled: bool,
 }
 
-/// Asks over UDP; again over TCP if the answer does not fit.
+/// Asks over UDP; again over TCP if the answer does not fit; and again without EDNS if the server answers FORMERR, as a
+/// server that does not implement EDNS must (RFC 6891 §7).
 pub(crate) async fn exchange(server: SocketAddr, ask: &Ask) -> io::Result<Message> {
-    let answer = over_udp(server, ask).await?;
-    if answer.metadata.truncation { over_tcp(server, ask).await } else { Ok(answer) }
+    let answer = exchange_as(server, ask, Form::Edns).await?;
+    if answer.metadata.response_code == ResponseCode::FormErr {
+        return exchange_as(server, ask, Form::Plain).await;
+    }
+    Ok(answer)
+}
+
+async fn exchange_as(server: SocketAddr, ask: &Ask, form: Form) -> io::Result<Message> {
+    let answer = over_udp(server, ask, form).await?;
+    if answer.metadata.truncation { over_tcp(server, ask, form).await } else { Ok(answer) }
+}
+
+/// Whether a query has an OPT record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Edns,
+    Plain,
 }
 
 /// The response code of a DNS server.
@@ -50,13 +66,13 @@ pub async fn response_code(server: SocketAddr, name: &str) -> io::Result<ServerC
     name.set_fqdn(true);
     let question = Question::query(name, if of_root { RecordType::NS } else { RecordType::A });
     let ask = Ask { question, dnssec_ok: false, checking_disabled: false };
-    let code = over_udp(server, &ask).await?.metadata.response_code;
+    let code = over_udp(server, &ask, Form::Edns).await?.metadata.response_code;
     let is_usable = !matches!(code, ResponseCode::ServFail | ResponseCode::Refused);
     Ok(ServerCode { is_usable, text: code.to_string() })
 }
 
 /// Every question has its own port and a random ID, which an attacker would have to guess (RFC 5452).
-async fn over_udp(server: SocketAddr, ask: &Ask) -> io::Result<Message> {
+async fn over_udp(server: SocketAddr, ask: &Ask, form: Form) -> io::Result<Message> {
     let any: SocketAddr = match server {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
@@ -64,7 +80,7 @@ async fn over_udp(server: SocketAddr, ask: &Ask) -> io::Result<Message> {
     let socket = UdpSocket::bind(any).await?;
     socket.connect(server).await?;
     let id = rand::random();
-    socket.send(&encode(ask, id)?).await?;
+    socket.send(&encode(ask, id, form)?).await?;
     let mut buffer = vec![0; 4096];
     loop {
         let length = socket.recv(&mut buffer).await?;
@@ -75,10 +91,10 @@ async fn over_udp(server: SocketAddr, ask: &Ask) -> io::Result<Message> {
     }
 }
 
-async fn over_tcp(server: SocketAddr, ask: &Ask) -> io::Result<Message> {
+async fn over_tcp(server: SocketAddr, ask: &Ask, form: Form) -> io::Result<Message> {
     let mut stream = TcpStream::connect(server).await?;
     let id = rand::random();
-    let query = encode(ask, id)?;
+    let query = encode(ask, id, form)?;
     let length = u16::try_from(query.len()).map_err(io::Error::other)?;
     stream.write_all(&[&length.to_be_bytes()[..], &query].concat()).await?;
     let mut answer = vec![0; stream.read_u16().await?.into()];
@@ -86,12 +102,16 @@ async fn over_tcp(server: SocketAddr, ask: &Ask) -> io::Result<Message> {
     accept(&answer, id, ask).ok_or_else(|| io::Error::other("the answer is not one to our question"))
 }
 
-fn encode(ask: &Ask, id: u16) -> io::Result<Vec<u8>> {
+fn encode(ask: &Ask, id: u16, form: Form) -> io::Result<Vec<u8>> {
     let mut query = Message::new(id, MessageType::Query, OpCode::Query);
     query.metadata.recursion_desired = true;
     query.metadata.checking_disabled = ask.checking_disabled;
+    // Asks whether the answer is authentic (RFC 6840 §5.7). Only clients that ask the same get to know it.
+    query.metadata.authentic_data = true;
     query.add_query(ask.question.clone());
-    query.set_edns(our_edns(ask.dnssec_ok));
+    if form == Form::Edns {
+        query.set_edns(our_edns(ask.dnssec_ok));
+    }
     query.to_vec().map_err(io::Error::other)
 }
 
@@ -103,14 +123,21 @@ pub(crate) fn read(bytes: &[u8]) -> Option<Message> {
     (is_answer && message.metadata.op_code == OpCode::Query).then_some(message)
 }
 
-/// The message, if it answers `ask` and has this ID.
+/// The message, if it answers `ask` and has this ID. A server that cannot read the question, or that does not implement
+/// it, may leave it out.
 fn accept(bytes: &[u8], id: u16, ask: &Ask) -> Option<Message> {
     let message = read(bytes)?;
-    let question = message.queries.first()?;
-    let same = question.name.eq_case(&ask.question.name)
-        && question.query_type == ask.question.query_type
-        && question.query_class == ask.question.query_class;
-    (message.metadata.id == id && same && message.queries.len() == 1).then_some(message)
+    let code = message.metadata.response_code;
+    let is_same = match &message.queries[..] {
+        [question] => {
+            question.name.eq_case(&ask.question.name)
+                && question.query_type == ask.question.query_type
+                && question.query_class == ask.question.query_class
+        }
+        [] => matches!(code, ResponseCode::FormErr | ResponseCode::NotImp),
+        _ => false,
+    };
+    (message.metadata.id == id && is_same).then_some(message)
 }
 
 #[cfg(test)]
@@ -130,7 +157,20 @@ mod tests {
         assert!(accept(&bytes, 7, &ask("A.example.")).is_some());
         assert!(accept(&bytes, 8, &ask("A.example.")).is_none(), "another ID");
         assert!(accept(&bytes, 7, &ask("a.example.")).is_none(), "another case");
-        assert!(accept(&encode(&ask("A.example."), 7).unwrap(), 7, &ask("A.example.")).is_none(), "a query");
+        let query = encode(&ask("A.example."), 7, Form::Edns).unwrap();
+        assert!(accept(&query, 7, &ask("A.example.")).is_none(), "a query");
+        let mut header = Message::response(7, OpCode::Query);
+        for (code, is_accepted) in
+            [(ResponseCode::NoError, false), (ResponseCode::FormErr, true), (ResponseCode::NotImp, true)]
+        {
+            header.metadata.response_code = code;
+            let bytes = header.to_vec().unwrap();
+            assert_eq!(
+                accept(&bytes, 7, &ask("A.example.")).is_some(),
+                is_accepted,
+                "without question: {code}"
+            );
+        }
         assert!(accept(&bytes[..10], 7, &ask("A.example.")).is_none(), "half of it");
         let mut update = bytes.clone();
         update[2] |= 5 << 3;

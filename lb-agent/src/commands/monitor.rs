@@ -23,6 +23,9 @@ use lb_datapath::{DatapathError, Monitor, Pinned, ServiceMaps, device_name, mono
 /// Interval at which the monitor renews its request for events.
 const PULSE: Duration = Duration::from_secs(1);
 
+/// Maximum number of events that are printed between two looks at signals and the pulse.
+const AT_ONCE: u32 = 1000;
+
 /// Prints events until a signal arrives or standard output is closed.
 pub(super) fn run(pinned: &Pinned, args: MonitorArgs) -> anyhow::Result<()> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
@@ -60,12 +63,16 @@ async fn listen(monitor: Monitor, printer: &Printer) -> anyhow::Result<()> {
             }
             ready = monitor.readable_mut() => {
                 let mut ready = ready?;
-                while let Some(event) = ready.get_inner_mut().next_event() {
+                // Under a flood there is always another event, but signals and the pulse must have their turn.
+                for _ in 0..AT_ONCE {
+                    let Some(event) = ready.get_inner_mut().next_event() else {
+                        ready.clear_ready();
+                        break;
+                    };
                     if !printer.print(&event)? {
                         return Ok(());
                     }
                 }
-                ready.clear_ready();
             }
         }
     }

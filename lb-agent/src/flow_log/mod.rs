@@ -51,6 +51,11 @@ pub use self::{
 
 /// Interval at which the collector reads events from the ring buffer.
 const PERIOD: Duration = Duration::from_millis(50);
+/// Maximum number of events that the collector processes at once. Under a flood, more events arrive meanwhile; GC must
+/// get the lock all the same, and the ring buffer counts events that find no room.
+const AT_ONCE: usize = 1 << 16;
+/// Number of events after which the collector passes the complete lines on.
+const PASS_ON_EACH: usize = 4096;
 /// Number of flows that a GC pass finds between two readings of events.
 const ROOM_EACH: u32 = 4096;
 /// Maximum number of events that the collector keeps unprocessed during a GC pass; they take 64 MiB.
@@ -184,10 +189,14 @@ struct Collector {
 }
 
 impl Collector {
-    /// Processes the events that wait, and queues the complete lines for the writer.
+    /// Processes the events that wait, but at most [`AT_ONCE`], and queues the complete lines for the writer.
     fn collect(&mut self) {
-        while let Some(event) = self.unread.pop_front().or_else(|| self.events.next_event()) {
+        for number in 1..=AT_ONCE {
+            let Some(event) = self.unread.pop_front().or_else(|| self.events.next_event()) else { break };
             self.tracker.event(&event, &mut self.names);
+            if number.is_multiple_of(PASS_ON_EACH) {
+                self.pass_on();
+            }
         }
         self.pass_on();
         match self.events.lost() {

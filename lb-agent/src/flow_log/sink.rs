@@ -64,6 +64,13 @@ struct OpenFile {
     size: Option<u64>,
 }
 
+impl OpenFile {
+    /// Whether the path still leads to this file.
+    fn is_at(&self, path: &Path) -> bool {
+        fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == self.id)
+    }
+}
+
 enum Opened {
     Stdout(io::Stdout),
     File(OpenFile),
@@ -124,7 +131,7 @@ impl Sink {
     /// Closes the file if another program has renamed or removed it, so that the next write opens the path again.
     pub(super) fn follow(&mut self) {
         if let (FlowLogTarget::File(path), Some(Opened::File(open))) = (&self.target, &self.opened)
-            && fs::metadata(path).map(|found| (found.dev(), found.ino())).ok() != Some(open.id)
+            && !open.is_at(path)
         {
             self.reopen();
         }
@@ -150,13 +157,15 @@ impl Sink {
         // lead to the same file.
         self.open()?;
         let Rotation { max_size, keep } = self.rotation;
-        let (FlowLogTarget::File(path), Some(Opened::File(OpenFile { size: Some(size), .. }))) =
-            (&self.target, &self.opened)
-        else {
+        let (FlowLogTarget::File(path), Some(Opened::File(open))) = (&self.target, &self.opened) else {
             return Ok(());
         };
-        if max_size > 0 && *size > 0 && size.saturating_add(length) > max_size {
-            rotate(path, keep)?;
+        let Some(size) = open.size else { return Ok(()) };
+        if max_size > 0 && size > 0 && size.saturating_add(length) > max_size {
+            // If another program has renamed or removed the file, the next one begins all the same.
+            if open.is_at(path) {
+                rotate(path, keep)?;
+            }
             self.reopen();
         }
         Ok(())
@@ -258,6 +267,19 @@ mod tests {
         assert_eq!(text(&path), "a very long line\n");
         assert_eq!([1, 2].map(|number| text(&rotated(&path, number))), ["line 3\n", "line 2\n"]);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn rotation_of_a_removed_file_loses_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, mut sink) = file(folder.path(), Rotation { max_size: 10, keep: 2 });
+        for line in ["line 1\n", "line 2\n", "line 3\n"] {
+            sink.write(line.as_bytes()).unwrap();
+        }
+        fs::remove_file(&path).unwrap();
+        sink.write(b"line 4\n").unwrap();
+        assert_eq!(text(&path), "line 4\n");
+        assert_eq!([1, 2].map(|number| text(&rotated(&path, number))), ["line 2\n", "line 1\n"]);
     }
 
     #[test]

@@ -68,7 +68,9 @@ pub(super) fn failure(error: &io::Error) -> Failure {
 
 /// Whether this node has caused the error, and not the endpoint: the node lacks descriptors, ports or memory.
 fn is_ours(error: &io::Error) -> bool {
-    let errors = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
+    use libc::{EADDRINUSE, EADDRNOTAVAIL, EMFILE, ENFILE, ENOBUFS, ENOMEM};
+    // Without a free port, `connect` of TCP fails with EADDRNOTAVAIL, and `bind` of UDP with EADDRINUSE.
+    let errors = [EMFILE, ENFILE, ENOBUFS, ENOMEM, EADDRNOTAVAIL, EADDRINUSE];
     error.raw_os_error().is_some_and(|error| errors.contains(&error))
 }
 
@@ -96,6 +98,14 @@ mod tests {
         let check = Arc::new(Check { kind, port, timing, proxy_header: false });
         let target = Target { address: server.ip(), port: server.port(), check };
         probe(&target).await.map_err(|failure| (failure.reason, failure.text))
+    }
+
+    #[test]
+    fn lack_of_a_port_is_no_result() {
+        for error in [libc::EADDRNOTAVAIL, libc::EADDRINUSE] {
+            let error = io::Error::from_raw_os_error(error);
+            assert_eq!(failure(&error).reason, Reason::Local, "{error}");
+        }
     }
 
     async fn listen() -> (TcpListener, SocketAddr) {

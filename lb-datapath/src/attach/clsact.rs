@@ -144,10 +144,15 @@ pub(crate) fn ensure(
         }
         return Ok(stale);
     }
-    if make_qdisc(netlink, ifindex).map_err(failed)? {
-        let mark = folder.clsact().join(ifindex.to_string());
-        fs::create_dir_all(&mark).map_err(|error| DatapathError::file("create", &mark, error))?;
+    // The mark comes first: if the agent dies in between, no qdisc of ours is left without one.
+    let mark = folder.clsact().join(ifindex.to_string());
+    let is_marked = mark.exists();
+    fs::create_dir_all(&mark).map_err(|error| DatapathError::file("create", &mark, error))?;
+    let made = make_qdisc(netlink, ifindex);
+    if !is_marked && !matches!(made, Ok(true)) {
+        fs::remove_dir(&mark).map_err(|error| DatapathError::file("remove", &mark, error))?;
     }
+    made.map_err(failed)?;
     let mut result = Ok(());
     for priority in direction.priorities() {
         result = put_filter(netlink, (ifindex, direction, role), program, priority);

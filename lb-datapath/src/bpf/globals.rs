@@ -26,10 +26,10 @@ use crate::{
 const SECTION: &str = ".rodata";
 
 /// Name of the pin of that map.
-const PIN: &str = "CONSTANTS";
+pub(crate) const PIN: &str = "CONSTANTS";
 
 /// Pins the constants of the programs that were just loaded, in place of those of an earlier agent.
-pub(super) fn pin(ebpf: &Ebpf, folder: &Folder) -> Result<(), DatapathError> {
+pub(crate) fn pin(ebpf: &Ebpf, folder: &Folder) -> Result<(), DatapathError> {
     let Some(Map::Array(map)) = ebpf.map(SECTION) else {
         return Err(DatapathError::Object(format!("section {SECTION} is missing")));
     };

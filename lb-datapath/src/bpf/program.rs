@@ -13,6 +13,7 @@ use aya::Ebpf;
 use crate::{
     bpf::{
         bpffs::{Folder, is_pinned},
+        globals,
         layout::{MAPS, MapSpec},
         loader, sys, verify,
     },
@@ -79,6 +80,10 @@ impl Programs {
             map.pin(&path)
                 .map_err(|error| DatapathError::file("pin the map at", path, io::Error::other(error)))?;
             restored.push(name);
+        }
+        if !is_pinned(&self.folder.map(globals::PIN))? {
+            globals::pin(&inner.ebpf, &self.folder)?;
+            restored.push(globals::PIN);
         }
         for (name, program) in &inner.loaded {
             let path = self.folder.programs().join(name);

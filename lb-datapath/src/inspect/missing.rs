@@ -6,6 +6,7 @@ use crate::{
     attach::{direction::Direction, sockets},
     bpf::{
         bpffs::{Folder, is_pinned},
+        globals,
         layout::{self, MAPS, PROGRAMS, SOCKET_HOOKS},
         table::Table,
     },
@@ -36,7 +37,7 @@ impl Missing {
     pub fn find(pinned: &Pinned) -> Result<Self, DatapathError> {
         let folder = pinned.pins();
         Ok(Self {
-            maps: maps(folder)?,
+            maps: [maps(folder)?, constants(folder)?].concat(),
             programs: programs(pinned)?,
             hooks: hooks(pinned)?,
             sockets: if serves_sockets(folder)? { sockets::missing(folder)? } else { Vec::new() },
@@ -53,6 +54,11 @@ pub(crate) fn maps(folder: &Folder) -> Result<Vec<&'static str>, DatapathError> 
         }
     }
     Ok(missing)
+}
+
+/// The name of the map of the programs' constants, unless it is pinned. Only `explain` reads it.
+fn constants(folder: &Folder) -> Result<Vec<&'static str>, DatapathError> {
+    Ok(if is_pinned(&folder.map(globals::PIN))? { Vec::new() } else { vec![globals::PIN] })
 }
 
 /// Whether the last agent has loaded programs for sockets, according to their pins.

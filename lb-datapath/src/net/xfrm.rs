@@ -134,9 +134,9 @@ impl PolicyWatcher {
     pub async fn changed(&self) -> Result<(), DatapathError> {
         let ready = self.0.readable().await;
         let mut ready = ready.map_err(|error| DatapathError::netlink("watch xfrm policies", error))?;
-        // The loop ends when the queue is empty, or with an error: the kernel has dropped events, which also counts as
-        // a change.
-        while ready.get_inner().recv_from_full().is_ok() {}
+        // Until the queue is empty: after an overflow (ENOBUFS), the kernel reports events again only then.
+        let is_empty = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
+        while !ready.get_inner().recv_from_full().is_err_and(|error| is_empty(&error)) {}
         ready.clear_ready();
         Ok(())
     }

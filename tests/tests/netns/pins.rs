@@ -44,7 +44,7 @@ fn map_id(path: &PathBuf) -> u64 {
 #[test]
 fn running_agent_restores_removed_pins_and_logs_it() {
     let bed = Bed::with_web(&PODS);
-    let names = ["SERVICES", "FLOWS", "LAYOUT", "programs/tc_ingress", "links/sock_recvmsg4"];
+    let names = ["SERVICES", "FLOWS", "LAYOUT", "CONSTANTS", "programs/tc_ingress", "links/sock_recvmsg4"];
     let ids: Vec<u64> = names[..2].iter().map(|name| map_id(&pin(&bed, name))).collect();
     let traffic = bed.traffic();
     for name in names {
@@ -56,7 +56,7 @@ fn running_agent_restores_removed_pins_and_logs_it() {
     assert_eq!(found, ids, "the maps that the programs use");
     let shown = status(&bed);
     assert!(misses_nothing(&shown), "{shown}");
-    for name in ["Shortage   pins", "SERVICES", "FLOWS", "tc_ingress", "sock_recvmsg4"] {
+    for name in ["Shortage   pins", "SERVICES", "FLOWS", "CONSTANTS", "tc_ingress", "sock_recvmsg4"] {
         assert!(shown.contains(name), "{name} is missing in: {shown}");
     }
     traffic.progresses().unwrap();

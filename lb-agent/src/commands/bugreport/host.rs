@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use serde_json::json;
 
 use super::Collection;
 use crate::leftovers::{self, Findings};
@@ -60,12 +61,19 @@ fn filters() -> anyhow::Result<Vec<u8>> {
     let mut text = String::new();
     for device in Routes::open()?.names() {
         for side in ["ingress", "egress"] {
-            let found = run(&["tc", "-j", "filter", "show", "dev", device, side])?;
-            let found = String::from_utf8_lossy(&found);
-            let filters = or_none(&found);
-            text.push_str(&format!(
-                "{{\"device\":\"{device}\",\"side\":\"{side}\",\"filters\":{filters}}}\n"
-            ));
+            // The device of a pod may go meanwhile.
+            let line = match run(&["tc", "-j", "filter", "show", "dev", device, side]) {
+                Ok(found) => {
+                    let found = String::from_utf8_lossy(&found);
+                    let filters = or_none(&found);
+                    format!("{{\"device\":\"{device}\",\"side\":\"{side}\",\"filters\":{filters}}}\n")
+                }
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    format!("{}\n", json!({ "device": device, "side": side, "error": error }))
+                }
+            };
+            text.push_str(&line);
         }
     }
     Ok(text.into_bytes())

@@ -122,9 +122,15 @@ impl BgpAdvertisement {
         pool.ranges.iter().find(|range| !fits(range)).copied()
     }
 
-    /// A route to `pool` that also covers addresses of another pool, which is out of scope; with that other pool.
+    /// A route to `pool` that also covers addresses of another pool, which is out of scope; with that other pool. Routes
+    /// within a range of `pool` cover only its own addresses, even if another pool overlaps it.
     fn stray<'a>(&self, pool: &Pool, pools: &'a [Pool]) -> Option<(IpNet, &'a Pool)> {
-        let routes = self.route_sets(pool);
+        let is_within = |set: &RouteSet| {
+            let route = AddressRange::from(set.network);
+            pool.ranges.iter().any(|range| range.contains(route.first()) && range.contains(route.last()))
+        };
+        let mut routes = self.route_sets(pool);
+        routes.retain(|set| !is_within(set));
         pools.iter().filter(|other| !self.scope.covers(other)).find_map(|other| {
             let overlaps = |set: &&RouteSet| {
                 let route = AddressRange::from(set.network);

@@ -516,6 +516,13 @@ fn served_addresses_of_advertised_pools_are_routes() {
     assert_eq!(of(&on("n2"), &service), "");
     let aggregate = with(json!({"aggregationLength": 28, "aggregationLengthV6": 120}));
     assert_eq!(of(&aggregate, &service), "203.0.113.0/28 2001:db8::/120");
+    // A pool that overlaps an older one, and that the advertisement does not name, takes no route away.
+    let overlapping = |spec: Value| {
+        vec![pool("one", &["203.0.113.0/28"]), pool("other", &["203.0.113.8/29"]), advertisement("a", spec)]
+    };
+    assert_eq!(of(&overlapping(json!({"ipAddressPools": ["one"]})), &service), "203.0.113.1/32");
+    let aggregated = overlapping(json!({"ipAddressPools": ["other"], "aggregationLength": 28}));
+    assert_eq!(of(&aggregated, &holder(&["203.0.113.9"], None)), "", "the route has addresses of pool one");
     let too_wide = with(json!({"aggregationLength": 27}));
     assert_eq!(of(&too_wide, &service), "", "no part of a pool that a route would exceed is announced");
     // An address that belongs to no pool any more, and one whose Service has no endpoint.
