@@ -9,17 +9,18 @@ use std::{
 };
 
 use lb_common::{Address, Settings};
-use lb_datapath::Pinned;
+use lb_datapath::{Pinned, PolicyWatcher};
 use lb_tests::{
     agent::{self, Agent},
     client::{Connection, PATIENCE, REFUSED, ask_http, limit},
-    cluster::{CLIENT, ClientLink, PodLink, Wiring},
+    cluster::{CLIENT, ClientLink, Cluster, PodLink, Wiring},
     icmp::ping,
     manifests::{Exposure, Type},
     netns::Netns,
     wait_for,
 };
 use serde_json::Value;
+use tokio::time::timeout;
 
 use crate::bed::{Bed, RANGES, WEB, ask_briefly, http};
 
@@ -29,7 +30,7 @@ const SOON: Duration = Duration::from_secs(1);
 
 /// A cluster whose service `web` has a node port, and an agent with these arguments.
 fn bed(wiring: impl Into<Wiring>, arguments: &[&str]) -> Bed {
-    let cluster = lb_tests::cluster::Cluster::for_test(wiring).unwrap();
+    let cluster = Cluster::for_test(wiring).unwrap();
     let mut bed = Bed { agent: None, cluster };
     let mut service = bed.service("web", WEB, &["pod2"]);
     service.exposure = Exposure { kind: Type::NodePort, ..Exposure::default() };
@@ -333,6 +334,33 @@ fn check_and_status_list_ipsec_policies_for_virtual_addresses() {
     let expected = "src 10.96.0.0/12 dst 203.0.113.0/24 dir out: 10.96.0.10";
     assert_eq!(find(&bed.json(&["check"])).unwrap()["detail"], expected);
     assert_eq!(find(&bed.json(&["status"])["degraded"]).unwrap()["detail"], expected);
+}
+
+/// The kernel drops events for a socket whose buffer is full, until the socket is read to its end.
+#[test]
+fn watch_of_ipsec_policies_survives_an_overflow() {
+    let cluster = Cluster::for_test(ClientLink::Ethernet).unwrap();
+    let node = cluster.node1.clone();
+    let policy = |number: u32| {
+        format!(
+            "xfrm policy add src 10.{}.{}.0/24 dst 203.0.113.0/24 dir out \
+             tmpl src 172.18.0.1 dst 172.18.0.2 proto esp mode tunnel\n",
+            number / 256,
+            number % 256
+        )
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let seen = node.run(|| {
+        let _context = runtime.enter();
+        let watcher = PolicyWatcher::open().map_err(io::Error::other)?.expect("a kernel with xfrm");
+        let changes = || runtime.block_on(async { timeout(PATIENCE, watcher.changed()).await.is_ok() });
+        let overflow: String = (0..2000).map(policy).collect();
+        node.ip(&overflow).map_err(io::Error::other)?;
+        let of_many = changes();
+        node.ip(&policy(2000)).map_err(io::Error::other)?;
+        Ok([of_many, changes()])
+    });
+    assert_eq!(seen.unwrap(), [true, true]);
 }
 
 /// The kernel looks up the policy while a reply has the address of its pod, so the reply would leave in clear text.
