@@ -1,6 +1,8 @@
 //! The name servers in `resolv.conf`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{SocketAddr, SocketAddrV6};
+
+use rustix::net::{AddressFamily, SocketType, netdevice::name_to_index, socket};
 
 /// Maximum number of servers, as in CoreDNS. Further ones are ignored.
 const MOST: usize = 15;
@@ -15,12 +17,27 @@ pub fn upstreams_of(bytes: &[u8]) -> Vec<SocketAddr> {
         if words.next() != Some("nameserver") {
             continue;
         }
-        let address = words.next().and_then(|word| word.parse::<IpAddr>().ok());
-        let address = address.map(|address| SocketAddr::new(address, PORT));
-        servers.extend(address.filter(|address| !servers.contains(address)));
+        let server = words.next().and_then(server);
+        servers.extend(server.filter(|server| !servers.contains(server)));
     }
     servers.truncate(MOST);
     servers
+}
+
+/// The server with this address. A link-local address has a zone, which is the name or the index of an interface, such
+/// as `fe80::1%eth0`: routers announce such servers (RFC 8106). `None` if there is no such interface.
+fn server(word: &str) -> Option<SocketAddr> {
+    let Some((address, zone)) = word.split_once('%') else {
+        return Some(SocketAddr::new(word.parse().ok()?, PORT));
+    };
+    let index = zone.parse().ok().or_else(|| index_of(zone))?;
+    Some(SocketAddrV6::new(address.parse().ok()?, PORT, 0, index).into())
+}
+
+fn index_of(interface: &str) -> Option<u32> {
+    // Any socket will do: it only leads to the network namespace.
+    let socket = socket(AddressFamily::UNIX, SocketType::DGRAM, None).ok()?;
+    name_to_index(socket, interface).ok()
 }
 
 #[cfg(test)]
@@ -33,5 +50,11 @@ mod tests {
                     nameserver 192.0.2.1\nnameserver dns.example\noptions ndots:5\n";
         let texts: Vec<String> = upstreams_of(text).iter().map(ToString::to_string).collect();
         assert_eq!(texts, ["192.0.2.1:53", "[2001:db8::1]:53"]);
+    }
+    #[test]
+    fn link_local_server_has_the_index_of_its_interface() {
+        let text = b"nameserver fe80::1%lo\nnameserver fe80::2%7\nnameserver fe80::3%nowhere\n";
+        let texts: Vec<String> = upstreams_of(text).iter().map(ToString::to_string).collect();
+        assert_eq!(texts, ["[fe80::1%1]:53", "[fe80::2%7]:53"]);
     }
 }
