@@ -135,8 +135,14 @@ impl PolicyWatcher {
         let ready = self.0.readable().await;
         let mut ready = ready.map_err(|error| DatapathError::netlink("watch xfrm policies", error))?;
         // Until the queue is empty: after an overflow (ENOBUFS), the kernel reports events again only then.
-        let is_empty = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
-        while !ready.get_inner().recv_from_full().is_err_and(|error| is_empty(&error)) {}
+        loop {
+            match ready.get_inner().recv_from_full() {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EINTR)) => {}
+                Err(error) => return Err(DatapathError::netlink("watch xfrm policies", error)),
+            }
+        }
         ready.clear_ready();
         Ok(())
     }
