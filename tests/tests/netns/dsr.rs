@@ -146,7 +146,14 @@ fn dsr_backends_on_other_nodes_receive_the_client_address_and_reply_directly() {
             &[LoadBalancer, NodePort(2)],
             Expect::Answer(&["pod3", "pod6"], Seen::Client),
         );
-        assert_eq!(count(), replies, "no reply passes node 1");
+        // No reply passes node 1: the flows have no entry for replies. (A server that gets a CPU late may still close a
+        // connection of `serve`; each connection of a client would have several replies.)
+        for service in ["service1", "service2"] {
+            let flows = nodes.json(1, &["conntrack", "list", "--service", service]);
+            let flows = flows.as_array().unwrap();
+            assert!(!flows.is_empty() && flows.iter().all(|flow| flow["tunnelled"] == true), "{flows:#?}");
+        }
+        assert!(count() < replies + 3, "{} replies, {replies} before", count());
         nodes.check(&["client"], 3, &EXTERNAL, Expect::Answer(&["pod1"], Seen::Client));
         // Packets of internal clients, and packets to cluster IPs, do not go through tunnels.
         nodes.check(&["client"], 1, &[ClusterIp], Expect::Answer(&["pod5"], Seen::Node(1)));
