@@ -4,7 +4,11 @@
 //! created, stay. Each map layout has its own handle: during an upgrade or downgrade both versions have filters, and
 //! those of the agent that takes over run first.
 
-use std::{fs, io, os::fd::AsRawFd};
+use std::{
+    fs, io,
+    os::fd::AsRawFd,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use lb_common::LAYOUT_VERSION;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
@@ -144,15 +148,7 @@ pub(crate) fn ensure(
         }
         return Ok(stale);
     }
-    // The mark comes first: if the agent dies in between, no qdisc of ours is left without one.
-    let mark = folder.clsact().join(ifindex.to_string());
-    let is_marked = mark.exists();
-    fs::create_dir_all(&mark).map_err(|error| DatapathError::file("create", &mark, error))?;
-    let made = make_qdisc(netlink, ifindex);
-    if !is_marked && !matches!(made, Ok(true)) {
-        fs::remove_dir(&mark).map_err(|error| DatapathError::file("remove", &mark, error))?;
-    }
-    made.map_err(failed)?;
+    make_marked_qdisc(netlink, folder, ifindex, failed)?;
     let mut result = Ok(());
     for priority in direction.priorities() {
         result = put_filter(netlink, (ifindex, direction, role), program, priority);
@@ -178,6 +174,33 @@ fn put_filter(
         TcOption::Bpf(TcFilterBpfOption::Flags(TcBpfFlags::DirectAction)),
     ]));
     netlink.execute(RouteNetlinkMessage::NewTrafficFilter(message), NLM_F_CREATE)
+}
+
+/// The tasks that attach programs and that announce addresses may work on one device at once. Who holds this lock makes or
+/// removes a qdisc together with its mark.
+static QDISCS: Mutex<()> = Mutex::new(());
+
+fn lock_qdiscs() -> MutexGuard<'static, ()> {
+    QDISCS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Creates the clsact qdisc of a device if it has none, and the mark that it is ours. The mark comes first: if the agent
+/// dies in between, no qdisc of ours is left without one.
+fn make_marked_qdisc(
+    netlink: &mut Netlink,
+    folder: &Folder,
+    ifindex: u32,
+    failed: impl FnOnce(io::Error) -> DatapathError,
+) -> Result<(), DatapathError> {
+    let _lock = lock_qdiscs();
+    let mark = folder.clsact().join(ifindex.to_string());
+    let is_marked = mark.exists();
+    fs::create_dir_all(&mark).map_err(|error| DatapathError::file("create", &mark, error))?;
+    let made = make_qdisc(netlink, ifindex);
+    if !is_marked && !matches!(made, Ok(true)) {
+        fs::remove_dir(&mark).map_err(|error| DatapathError::file("remove", &mark, error))?;
+    }
+    made.map(drop).map_err(failed)
 }
 
 /// Creates the clsact qdisc of a device. Returns false if the device had one.
@@ -254,6 +277,7 @@ pub(crate) fn release_qdisc(
     folder: &Folder,
     ifindex: u32,
 ) -> Result<(), DatapathError> {
+    let _lock = lock_qdiscs();
     let mark = folder.clsact().join(ifindex.to_string());
     if !mark.is_dir() {
         return Ok(());
@@ -282,7 +306,7 @@ pub(crate) fn release_qdisc(
         }
     }
     match fs::remove_dir(&mark) {
-        // The tasks that attach programs and that announce addresses may release the qdisc at once.
+        // `lb-agent cleanup` may have removed it.
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(DatapathError::file("remove", &mark, error))
         }

@@ -150,6 +150,24 @@ fn take_message<'a>(datagram: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(message)
 }
 
+/// Reads the datagrams that wait on a non-blocking socket of a multicast group, until there are no more: after an overflow
+/// of the socket's queue, the kernel queues events again only when the queue was empty. Returns whether events were lost.
+///
+/// # Errors
+/// The socket cannot be read.
+pub(crate) fn read_pending(socket: &Socket, mut see: impl FnMut(&[u8])) -> io::Result<bool> {
+    let mut lost = false;
+    loop {
+        match socket.recv_from_full() {
+            Ok((datagram, _)) => see(&datagram),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(lost),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Header and payload of each message in a datagram from a multicast group.
 pub(crate) fn events(mut datagram: &[u8]) -> impl Iterator<Item = (Header, &[u8])> {
     std::iter::from_fn(move || take_message(&mut datagram))

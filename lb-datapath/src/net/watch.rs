@@ -10,7 +10,7 @@ use crate::{
     error::DatapathError,
     net::{
         devices::{Device, DevicePatterns, classify},
-        netlink::{Netlink, events},
+        netlink::{Netlink, events, read_pending},
         network::{self, Addresses, Link, Network, Routes},
         routing,
     },
@@ -174,19 +174,12 @@ fn subscribe() -> io::Result<Socket> {
 
 /// Reads all pending events. Marks as stale each list that one of the events may change.
 fn drain(events: &Socket, stale: &mut Stale) {
-    loop {
-        match events.recv_from_full() {
-            Ok((datagram, _)) => stale.note(&datagram),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => {
-                // ENOBUFS: the socket's buffer was full, so the kernel has dropped events.
-                debug!("reading everything again: {error}");
-                *stale = Stale::EVERYTHING;
-                return;
-            }
-        }
+    match read_pending(events, |datagram| stale.note(datagram)) {
+        Ok(false) => return,
+        Ok(true) => debug!("reading everything again: the kernel has dropped events"),
+        Err(error) => debug!("reading everything again: {error}"),
     }
+    *stale = Stale::EVERYTHING;
 }
 
 #[cfg(test)]

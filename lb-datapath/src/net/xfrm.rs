@@ -15,7 +15,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
     error::DatapathError,
-    net::netlink::{Message, Netlink},
+    net::netlink::{Message, Netlink, read_pending},
 };
 
 /// Numbers from include/uapi/linux/xfrm.h.
@@ -134,15 +134,9 @@ impl PolicyWatcher {
     pub async fn changed(&self) -> Result<(), DatapathError> {
         let ready = self.0.readable().await;
         let mut ready = ready.map_err(|error| DatapathError::netlink("watch xfrm policies", error))?;
-        // Until the queue is empty: after an overflow (ENOBUFS), the kernel reports events again only then.
-        loop {
-            match ready.get_inner().recv_from_full() {
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::EINTR)) => {}
-                Err(error) => return Err(DatapathError::netlink("watch xfrm policies", error)),
-            }
-        }
+        // Lost events also count as a change.
+        read_pending(ready.get_inner(), |_| {})
+            .map_err(|error| DatapathError::netlink("watch xfrm policies", error))?;
         ready.clear_ready();
         Ok(())
     }
