@@ -355,6 +355,13 @@ impl Outcome {
         }
     }
 
+    /// The outcome of a packet that is sent on like one of this outcome, although its flow has no entry: see
+    /// [`Self::Stateless`].
+    #[inline(always)]
+    pub const fn without_entry(self) -> Self {
+        if matches!(self, Self::Tunnelled) { Self::Stateless } else { self }
+    }
+
     /// Whether each packet of this outcome begins a flow. (The first packet of a hairpin or caught flow counts as
     /// `Hairpin` or `Caught`, like all its other packets.)
     pub const fn begins_flow(self) -> bool {

@@ -310,8 +310,8 @@ fn weight(backend: &Backend) -> (SocketAddr, u32) {
 
 /// All backends of a frontend, those for internal clients included.
 fn slots<'a>(contents: &'a Contents, record: &Service) -> impl Iterator<Item = &'a Backend> {
-    let slices = slices_of(record).map(|range| range.base..range.base.saturating_add(range.count));
-    slices.flat_map(|slots| contents.backends.range(slots).map(|(_, backend)| backend))
+    let slices = slices_of(record);
+    slices.flat_map(|range| contents.backends.range(range.slots()).map(|(_, backend)| backend))
 }
 
 fn frontend(key: &ServiceKey, record: &Service) -> FrontendView {

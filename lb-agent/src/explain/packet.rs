@@ -72,7 +72,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(self.tables.flow(&tuple.reversed())?.is_some_and(|flow| rules::flow::takes_answers_of_node(&flow)))
     }
 
-    fn is_at_catch_device(&self) -> WalkResult<bool> {
+    pub(super) fn is_at_catch_device(&self) -> WalkResult<bool> {
         Ok(self.tables.device(self.question.device)?.is_some_and(|device| forwarding::is_catch(&device)))
     }
 

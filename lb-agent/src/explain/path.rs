@@ -175,7 +175,7 @@ impl<T: Tables> Walk<'_, T> {
                 return Ok(Outcome::NoRoute);
             }
             if is_stateless {
-                return Ok(Outcome::Stateless);
+                return Ok(rules::flow::outcome(flow, false).without_entry());
             }
         }
         self.look_at_port(flow)?;
@@ -186,8 +186,7 @@ impl<T: Tables> Walk<'_, T> {
         }
         // The program at the ingress of the catch device translates the first packet as the one at its egress does. A
         // caught flow that begins at another device is translated when the packet has reached the catch device.
-        let is_catch = self.tables.device(self.question.device)?.is_some_and(|it| forwarding::is_catch(&it));
-        if !rules::flow::is_translated_at(flow, is_catch) {
+        if !rules::flow::is_translated_at(flow, self.is_at_catch_device()?) {
             return Ok(Outcome::OtherHook);
         }
         Ok(rules::flow::outcome(flow, exit.is_some()).of_first_packet())

@@ -56,15 +56,10 @@ impl Tuple {
     ///
     /// A hairpin flow whose translated packets have the VIP as their source does not masquerade. A tunnelled one does
     /// not, either: the packets in the tunnel keep the client's address.
-    pub fn masqueraded_as(&self, to: &Self, flags: u8) -> Option<(Address, u16)> {
+    pub fn masqueraded_as(&self, to: &Self, flags: u8) -> Option<SocketAddr> {
         let is_from_vip = flags & flow_flags::HAIRPIN != 0 && to.source == self.destination;
         let masquerades = to.source != self.source && !is_from_vip && flags & flow_flags::TUNNEL == 0;
-        masquerades.then_some((to.source, to.source_port))
-    }
-
-    /// The result of [`Self::masqueraded_as`] as a socket address.
-    pub fn masqueraded_socket(&self, to: &Self, flags: u8) -> Option<SocketAddr> {
-        self.masqueraded_as(to, flags).map(|_| to.source_socket())
+        masquerades.then(|| to.source_socket())
     }
 
     /// Source address and port.
@@ -106,15 +101,16 @@ mod tests {
         let from = tuple(protocol::UDP);
         let node = Address::from_v4([172, 18, 0, 1]);
         let to = |source| super::Tuple { source, source_port: 10_017, ..from };
-        assert_eq!(from.masqueraded_as(&to(node), flow_flags::ROUTED), Some((node, 10_017)));
+        let at = |source: Address| Some(super::SocketAddr::new(source.into(), 10_017));
+        assert_eq!(from.masqueraded_as(&to(node), flow_flags::ROUTED), at(node));
         assert_eq!(from.masqueraded_as(&to(from.source), 0), None, "another port of the client");
         for hairpin in [flow_flags::HAIRPIN, flow_flags::CAUGHT] {
             assert_eq!(from.masqueraded_as(&to(from.destination), hairpin), None);
-            assert_eq!(from.masqueraded_as(&to(node), hairpin), Some((node, 10_017)), "caught by the node");
+            assert_eq!(from.masqueraded_as(&to(node), hairpin), at(node), "caught by the node");
         }
         for flags in [flow_flags::ROUTED, flow_flags::MASQUERADED] {
             let at_node_port = from.masqueraded_as(&to(from.destination), flags);
-            assert_eq!(at_node_port, Some((from.destination, 10_017)), "the VIP is the node's address");
+            assert_eq!(at_node_port, at(from.destination), "the VIP is the node's address");
         }
         assert_eq!(from.masqueraded_as(&to(node), flow_flags::ROUTED | flow_flags::TUNNEL), None);
     }

@@ -41,8 +41,7 @@ pub struct ProgramView {
     pub settings: Settings,
     /// The constants in the loaded programs; the defaults if there is a [`Self::globals_error`].
     pub globals: Globals,
-    /// Why the constants could not be read; `None` if they could. Reading the constants takes `CAP_SYS_ADMIN`, unlike
-    /// reading the maps.
+    /// Why the constants could not be read; `None` if they could. Without their pin, reading them takes `CAP_SYS_ADMIN`.
     pub globals_error: Option<DatapathError>,
 }
 

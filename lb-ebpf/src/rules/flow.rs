@@ -191,8 +191,7 @@ pub const fn is_translated_at(flow: &Flow, egress: bool) -> bool {
 }
 
 /// The outcome of a packet of this flow at the hook that translates it. `bypasses_stack` is whether the packet leaves
-/// at once because of `--forwarding direct`. The first packet of the flow has
-/// [`Outcome::of_first_packet`] of it.
+/// at once because of `--forwarding direct`. For the first packet of the flow, see [`Outcome::of_first_packet`].
 #[inline(always)]
 pub const fn outcome(flow: &Flow, bypasses_stack: bool) -> Outcome {
     match flow.flags {

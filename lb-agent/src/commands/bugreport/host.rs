@@ -62,18 +62,11 @@ fn filters() -> anyhow::Result<Vec<u8>> {
     for device in Routes::open()?.names() {
         for side in ["ingress", "egress"] {
             // The device of a pod may go meanwhile.
-            let line = match run(&["tc", "-j", "filter", "show", "dev", device, side]) {
-                Ok(found) => {
-                    let found = String::from_utf8_lossy(&found);
-                    let filters = or_none(&found);
-                    format!("{{\"device\":\"{device}\",\"side\":\"{side}\",\"filters\":{filters}}}\n")
-                }
-                Err(error) => {
-                    let error = format!("{error:#}");
-                    format!("{}\n", json!({ "device": device, "side": side, "error": error }))
-                }
+            let (name, value) = match run(&["tc", "-j", "filter", "show", "dev", device, side]) {
+                Ok(found) => ("filters", or_none(&String::from_utf8_lossy(&found)).to_owned()),
+                Err(error) => ("error", json!(format!("{error:#}")).to_string()),
             };
-            text.push_str(&line);
+            text.push_str(&format!("{{\"device\":\"{device}\",\"side\":\"{side}\",\"{name}\":{value}}}\n"));
         }
     }
     Ok(text.into_bytes())

@@ -39,10 +39,7 @@ pub(crate) fn overhead(flow: &Flow) -> u32 {
 /// Sends on a packet whose flow has no entry.
 #[inline(never)]
 pub(crate) fn send_stateless(skb: &mut Skb, packet: &Packet) -> Outcome {
-    outcome_of(|| match routed::forward(skb, packet, create::stateless()?) {
-        Outcome::Tunnelled => Ok(Outcome::Stateless),
-        outcome => Ok(outcome),
-    })
+    outcome_of(|| Ok(routed::forward(skb, packet, create::stateless()?).without_entry()))
 }
 
 /// Sends an ICMP error about a packet of a backend through a tunnel to the node of that backend. `icmp` has left the

@@ -151,10 +151,7 @@ fn send_stateless(xdp: &mut Xdp, packet: &Packet) -> Outcome {
     outcome_of(|| {
         let flow = create::stateless()?;
         let hop = find_exit(xdp, packet, flow, clock::now())?;
-        Ok(match tunnel::forward(xdp, packet, flow, hop) {
-            Outcome::Tunnelled => Outcome::Stateless,
-            outcome => outcome,
-        })
+        Ok(tunnel::forward(xdp, packet, flow, hop).without_entry())
     })
 }
 
