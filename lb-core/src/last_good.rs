@@ -89,10 +89,8 @@ impl Unread {
         ports: &[ServicePort],
         mut read: Vec<EndpointSlice>,
     ) -> Vec<EndpointSlice> {
-        let is_of =
-            |of: &EndpointPort, port: &ServicePort| of.name == port.name && of.protocol == port.protocol;
         let of_port =
-            |slice: &&EndpointSlice| slice.ports.iter().any(|of| ports.iter().any(|port| is_of(of, port)));
+            |slice: &&EndpointSlice| slice.ports.iter().any(|of| ports.iter().any(|port| of.serves(port)));
         if let Some(found) = self.0.get_mut(service) {
             let known: BTreeSet<EndpointOfPort<'_>> = read.iter().flat_map(endpoints_of_ports).collect();
             found.retain(|slice| endpoints_of_ports(slice).all(|endpoint| !known.contains(&endpoint)));

@@ -296,6 +296,13 @@ pub struct EndpointPort {
     pub port: u16,
 }
 
+impl EndpointPort {
+    /// Whether the endpoints at this port serve this port of their Service.
+    pub(crate) fn serves(&self, port: &ServicePort) -> bool {
+        self.name == port.name && self.protocol == port.protocol
+    }
+}
+
 /// An endpoint of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {

@@ -143,19 +143,15 @@ impl Server {
             return self.refused(query.reply(ResponseCode::ServFail));
         }
         match local::answer(&self.names, query, limit) {
-            Local::Done(reply) => {
+            Local::Outside(reply, name) if query.recursion_desired => Begun::Outside(reply, name),
+            Local::Outside(reply, _) if reply.answers.is_empty() => {
+                self.refused(query.reply(ResponseCode::Refused))
+            }
+            // An alias is ours even if its target is not: the client asks others for that (RFC 1034 §4.3.2).
+            Local::Done(reply) | Local::Outside(reply, _) => {
                 self.count("local", &reply);
                 Begun::Answered(reply)
             }
-            Local::Outside(reply, _) if !query.recursion_desired => {
-                // An alias is ours even if its target is not: the client asks others for that (RFC 1034 §4.3.2).
-                if reply.answers.is_empty() {
-                    return self.refused(query.reply(ResponseCode::Refused));
-                }
-                self.count("local", &reply);
-                Begun::Answered(reply)
-            }
-            Local::Outside(reply, name) => Begun::Outside(reply, name),
         }
     }
 

@@ -13,8 +13,8 @@ use crate::{load_balancer::Pool, model::ObjectName};
 /// Maximum number of addresses that the text of an [`Uncovered`] names.
 const NAMED: usize = 5;
 
-/// What this agent announces at layer 2 and by BGP; `None` where it announces nothing. The agent may have read the
-/// objects for the two at different times.
+/// The objects that decide what this agent announces at layer 2, and those for BGP; `None` for a protocol by which it
+/// announces nothing. The agent may have read the two at different times.
 #[derive(Clone, Copy, Debug)]
 pub struct Protocols<'a> {
     /// The pools and the advertisements at layer 2.

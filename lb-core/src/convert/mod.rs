@@ -182,10 +182,9 @@ pub fn endpoint_slice(slice: &api::EndpointSlice) -> Result<Converted<Change>, C
     let object = Object::new("EndpointSlice", &name);
     let service = slice.metadata.label(SERVICE_NAME).filter(|service| !service.is_empty());
     let Some(family) = Family::from_name(&slice.address_type) else {
-        let known = &rules::ADDRESS_TYPES;
-        let is_known = known.contains(&&*slice.address_type);
-        let unknown = || object.unsupported("addressType", &slice.address_type, known);
-        let left_out = if is_known { Vec::new() } else { vec![unknown()] };
+        let unknown = (slice.address_type != "FQDN")
+            .then(|| object.unsupported("addressType", &slice.address_type, &rules::ADDRESS_TYPES));
+        let left_out = unknown.into_iter().collect();
         return Ok(Converted { value: Change::EndpointSlice(name, None), left_out });
     };
     let Some(service) = service.filter(|_| !has_label(&slice.metadata, HEADLESS)) else {

@@ -41,7 +41,7 @@ pub(super) fn of_port<'a>(
 ) -> Endpoints<'a> {
     let mut endpoints = Endpoints::new();
     for slice in slices {
-        let numbers = slice.ports.iter().filter(|p| p.name == port.name && p.protocol == port.protocol);
+        let numbers = slice.ports.iter().filter(|p| p.serves(port));
         for number in numbers.map(|p| p.port) {
             for endpoint in slice.endpoints.iter().filter(|e| Family::of(e.address) == family) {
                 match endpoints.entry((Address::from(endpoint.address), number)) {

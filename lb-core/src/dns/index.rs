@@ -92,8 +92,8 @@ impl Entry {
     }
 }
 
-/// What exists at a name, regardless of the type in the question. The type only selects among the name's records, so a
-/// name exists either for all types or for none.
+/// The records at a name, of all types. A name exists or does not exist whatever type the question asks for: the type only
+/// selects among these records.
 pub(super) enum Node<'a> {
     /// There are names below this one, but no records.
     Empty,

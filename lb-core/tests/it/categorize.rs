@@ -18,7 +18,7 @@ const NODE: &str = "node-1";
 struct Case {
     name: &'static str,
     zone: Option<&'static str>,
-    /// What applies to the service port: `iTP` and `eTP` (its internal or external traffic policy is `Local`), `NP` (it
+    /// Words about the service port: `iTP` (its internal traffic policy is `Local`), `eTP` (its external one is), `NP` (it
     /// has a node port).
     service: &'static str,
     /// The endpoints, each as `address state…`; states are `ready`, `serving`, `terminating`, `here`, `zones=a,b`,

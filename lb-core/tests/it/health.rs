@@ -14,6 +14,8 @@ use lb_core::{
     reconciler::Reconciler,
 };
 
+use crate::objects;
+
 const HERE: &str = "here";
 
 fn check(interval: u64) -> Arc<Check> {
@@ -27,16 +29,8 @@ pub(super) fn target(last: u8) -> Target {
 
 /// The endpoint `10.1.0.last`; endpoints with an odd number are on this node.
 pub(super) fn endpoint(last: u8) -> Endpoint {
-    Endpoint {
-        address: [10, 1, 0, last].into(),
-        ready: true,
-        serving: true,
-        terminating: false,
-        node: Some(if last % 2 == 1 { HERE } else { "there" }.into()),
-        zone: None,
-        pod: None,
-        hints: None,
-    }
+    let node = if last % 2 == 1 { HERE } else { "there" };
+    Endpoint { address: [10, 1, 0, last].into(), node: Some(node.into()), ..objects::endpoint(last) }
 }
 
 pub(super) fn slice(endpoints: Vec<Endpoint>) -> EndpointSlice {

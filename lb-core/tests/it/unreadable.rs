@@ -22,10 +22,12 @@ fn name(text: &str) -> ObjectName {
     ObjectName::new("default", text)
 }
 
+fn port(name: &str, port: u16) -> ServicePort {
+    ServicePort { name: name.into(), protocol: Protocol::Tcp, port, node_port: None }
+}
+
 /// A Service with the ports `http` and `metrics`.
 fn service(of: &str, last: u8) -> Change {
-    let port =
-        |name: &str, port| ServicePort { name: name.into(), protocol: Protocol::Tcp, port, node_port: None };
     let service = Service {
         cluster_ips: vec![[10, 96, 0, last].into()],
         ports: vec![port("http", 80), port("metrics", 90)],
@@ -123,13 +125,7 @@ fn local_balancer(ports: &[&str]) -> Change {
         health_check_node_port: Some(32000),
         ..External::default()
     };
-    let port = |(name, port): (&&str, u16)| ServicePort {
-        name: (*name).into(),
-        protocol: Protocol::Tcp,
-        port,
-        node_port: None,
-    };
-    let ports = ports.iter().zip(80..).map(port).collect();
+    let ports = ports.iter().zip(80..).map(|(name, number)| port(name, number)).collect();
     Change::Service(name("a"), Some(Service { external, ports, ..service }))
 }
 
