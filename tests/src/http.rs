@@ -1,8 +1,10 @@
 //! Sends HTTP requests to the agent, as load balancers, probes and scrapers do.
 
 use std::{
+    fmt::Display,
     io::{self, Read as _, Write as _},
     net::{SocketAddr, TcpStream},
+    str::FromStr,
     time::Duration,
 };
 
@@ -31,8 +33,8 @@ impl Answer {
     /// The value of a metric in this page of metrics; `name` includes the labels. `None` if the page lacks the metric.
     ///
     /// # Panics
-    /// The value is no natural number.
-    pub fn metric(&self, name: &str) -> Option<u64> {
+    /// The value is no number of type `T`.
+    pub fn metric<T: FromStr<Err: Display>>(&self, name: &str) -> Option<T> {
         let value = self.body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
         Some(value.parse().unwrap_or_else(|error| panic!("{name} {value}: {error}")))
     }

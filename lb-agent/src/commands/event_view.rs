@@ -78,7 +78,7 @@ impl EventView {
         let is_new = verdict == EventVerdict::New;
         let of_socket = event.hook == EventHook::Socket as u8;
         let has_source = is_new && !of_socket;
-        let masqueraded_as = event.from.masqueraded_socket(&event.to, event.flags).filter(|_| has_source);
+        let masqueraded_as = event.from.masqueraded_as(&event.to, event.flags).filter(|_| has_source);
         Self {
             time,
             verdict,

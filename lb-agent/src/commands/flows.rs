@@ -82,7 +82,7 @@ struct Report {
     sums: BTreeMap<String, Sums>,
     /// Number of lines that are cut off or do not have the format of a flow log.
     unreadable: u64,
-    /// What agents have lost, by the lines of statistics in the log.
+    /// Lines and events that the agents of all nodes have lost, according to the statistics that they write to the log.
     loss: Loss,
     /// The losses that each node's last statistics give.
     loss_before: BTreeMap<String, Loss>,

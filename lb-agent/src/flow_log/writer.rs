@@ -247,7 +247,7 @@ fn record<'a>(line: &'a Line, node: &'a LogNode, clock: &Clock) -> LogLine<'a> {
         backend_port: to.destination_port,
         pod: who.pod.as_deref().map(Into::into),
         backend_node: who.node.as_deref().map(Into::into),
-        masqueraded_as: from.masqueraded_socket(to, line.flags),
+        masqueraded_as: from.masqueraded_as(to, line.flags),
         tunnel: line.is_tunnelled(),
         verdict: Some(line.verdict(node.direct).as_str().into()),
         reason: line.reason().map(Into::into),

@@ -91,8 +91,8 @@ impl DetectLocal {
         missing.map(problem).collect()
     }
 
-    /// Interface indices of the devices whose clients are internal. In mode `BridgeInterface`, they include the ports
-    /// of the bridge, because the programs handle packets before the bridge does.
+    /// Interface indices of the devices whose clients are internal. In mode `BridgeInterface`, these are the bridge and
+    /// its ports: a packet that enters through a port meets the program of the port first.
     pub fn devices(&self, network: &Network) -> BTreeSet<u32> {
         let links = network.links.iter();
         match self {

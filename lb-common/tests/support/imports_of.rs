@@ -1,4 +1,4 @@
-//! What a `use` item imports.
+//! Lists the items that a `use` declaration imports.
 
 use syn::{Ident, UseTree};
 

@@ -35,8 +35,8 @@ use crate::{
 };
 
 impl AttachMode {
-    /// The best mode that this kernel supports: tcx if the kernel has it, else clsact. Queries the loopback device,
-    /// whose index is 1 in every network namespace.
+    /// The best mode that this kernel supports: tcx if the kernel has it, else clsact. Queries device 1, which is the
+    /// loopback device of every network namespace.
     pub fn probe() -> Result<Self, DatapathError> {
         match sys::query_tcx(1, Tcx::Ingress) {
             Ok(_) => Ok(Self::Tcx),

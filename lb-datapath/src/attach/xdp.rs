@@ -1,9 +1,10 @@
 //! The XDP program on wire devices.
 //!
 //! Links are pinned, like those of tc. Some devices are left to tc: devices that cannot run the program, devices that
-//! have VLANs and strip the tags from frames, and veths that would lose the frames that the program sends. The far end
-//! of a veth accepts such frames only if it also has an XDP program, or GRO. A far end with GRO alone wakes up only for
-//! redirected frames, not for frames that the program sends back (XDP_TX, see `veth_xdp_flush` of the kernel).
+//! have VLANs and strip the tags from frames, and veths that would lose the frames that the program sends. The other
+//! end of a veth receives such frames only if it has an XDP program or GRO. With GRO alone it receives redirected frames;
+//! frames that the program sends back (`XDP_TX`) stay in its ring, because the kernel does not wake it up for them
+//! (`veth_xdp_flush`).
 
 use std::{
     collections::BTreeMap,

@@ -50,9 +50,7 @@ fn turn(netns: &Netns, pid: u32, (health, endpoints): (&str, u32), patience: Dur
 
 /// Number of endpoints that the agent has found to be in the state `health`, as its metrics say.
 fn count(netns: &Netns, health: &str) -> Result<u32> {
-    let metrics = http::get(netns, METRICS, "/metrics").context("reading the metrics of the agent")?.body;
-    let name = format!("lb_probed_endpoints{{health=\"{health}\"}} ");
-    let line = metrics.lines().find_map(|line| line.strip_prefix(&name));
-    let value = line.with_context(|| format!("the agent has no metric {name}"))?;
-    value.parse().with_context(|| format!("{name}is {value}"))
+    let metrics = http::get(netns, METRICS, "/metrics").context("reading the metrics of the agent")?;
+    let name = format!("lb_probed_endpoints{{health=\"{health}\"}}");
+    metrics.metric(&name).with_context(|| format!("the agent has no metric {name}"))
 }

@@ -20,9 +20,8 @@ fn get(bed: &Bed, port: u16, path: &str) -> Answer {
 }
 
 fn metric(bed: &Bed, name: &str) -> f64 {
-    let text = get(bed, METRICS, "/metrics").body;
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.unwrap_or_else(|| panic!("{name} is missing in {text}")).parse().unwrap()
+    let page = get(bed, METRICS, "/metrics");
+    page.metric(name).unwrap_or_else(|| panic!("{name} is missing in {page:?}"))
 }
 
 fn node(metadata: &Value, taints: &Value) -> Value {

@@ -24,10 +24,10 @@ use lb_tests::{
 use nix::{
     libc,
     sys::{
-        signal::{Signal, kill},
+        signal::Signal,
         socket::{setsockopt, sockopt::Linger},
     },
-    unistd::{Pid, mkfifo},
+    unistd::mkfifo,
 };
 use serde_json::Value;
 
@@ -562,8 +562,8 @@ fn connect_and_reset(bed: &Bed) {
 
 /// Sends SIGHUP to the agent and waits until a thread of it has taken the signal.
 fn hang_up(agent: &Agent) {
-    let pid = i32::try_from(agent.pid()).unwrap();
-    kill(Pid::from_raw(pid), Signal::SIGHUP).unwrap();
+    agent.signal(Signal::SIGHUP).unwrap();
+    let pid = agent.pid();
     let is_taken = || {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:\t")).unwrap();

@@ -145,10 +145,14 @@ fn busy_health_check_port_is_logged_once_and_served_when_freed() {
     assert_eq!(metric(&bed, "lb_health_check_servers_failed"), 0.0);
 }
 
-fn text(bed: &Bed, server: SocketAddr, path: &str) -> String {
+fn page(bed: &Bed, server: SocketAddr, path: &str) -> Answer {
     let answer = http::get(&bed.cluster.node1, server, path).unwrap();
     assert_eq!(answer.code, 200, "{path}: {answer:?}");
-    answer.body
+    answer
+}
+
+fn text(bed: &Bed, server: SocketAddr, path: &str) -> String {
+    page(bed, server, path).body
 }
 
 /// Runs `lb-agent ready` with these arguments on node1.
@@ -223,9 +227,8 @@ fn status_names_a_metrics_port_that_another_process_has() {
 
 /// The value of a metric, given by its name with labels.
 fn metric(bed: &Bed, name: &str) -> f64 {
-    let text = text(bed, METRICS, "/metrics");
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.unwrap_or_else(|| panic!("{name} is missing in {text}")).parse().unwrap()
+    let page = page(bed, METRICS, "/metrics");
+    page.metric(name).unwrap_or_else(|| panic!("{name} is missing in {page:?}"))
 }
 
 #[test]

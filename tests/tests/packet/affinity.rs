@@ -29,7 +29,7 @@ fn connect(bed: &mut Testbed, client: IpAddr, port: u16, vip: SocketAddr) -> Soc
     let packet = Packet::udp(SocketAddr::new(client, port), vip, b"x");
     let sent = bed.send(Hook::Ingress, &packet);
     let to = bed.flows()[&packet.tuple()].to;
-    let backend = SocketAddr::new(to.destination.into(), to.destination_port);
+    let backend = to.destination_socket();
     sent.passes(Outcome::NewFlow, &packet.to(backend));
     backend
 }

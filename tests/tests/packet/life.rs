@@ -522,7 +522,7 @@ fn unanswered_syn_tries_another_backend() {
         for _ in 0..2 * (1 + RETRIES) {
             let _sent = bed.send(Hook::Ingress, &syn);
             let to = bed.flows()[&syn.tuple()].to;
-            asked.push(SocketAddr::new(to.destination.into(), to.destination_port));
+            asked.push(to.destination_socket());
         }
         let (first, second) = asked.split_at(1 + RETRIES);
         assert!(first.iter().all(|backend| *backend == asked[0]), "{asked:?}");

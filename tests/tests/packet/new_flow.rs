@@ -46,7 +46,7 @@ fn every_backend_is_chosen_and_no_other() {
             let packet = Packet::udp(client, family.vip(), b"x");
             let sent = bed.send(Hook::Ingress, &packet);
             let to = bed.flows()[&packet.tuple()].to;
-            let backend = SocketAddr::new(to.destination.into(), to.destination_port);
+            let backend = to.destination_socket();
             sent.passes(Outcome::NewFlow, &packet.to(backend));
             chosen.insert(backend);
         }

@@ -1,7 +1,5 @@
 //! The packet and byte counts of flows, at tc and at XDP.
 
-use std::net::SocketAddr;
-
 use bytemuck::Zeroable as _;
 use lb_common::{Service, conntrack::Flow, service_flags};
 
@@ -90,7 +88,7 @@ fn xdp_counts_as_tc_does() {
                 let _run = bed.arrive(mode, packet);
             }
             let to = bed.flows()[&there[0].tuple()].to;
-            let node = SocketAddr::new(to.source.into(), to.source_port);
+            let node = to.source_socket();
             let back: Vec<Packet> = back.into_iter().map(|packet| packet.to(node)).collect();
             for packet in &back {
                 let _run = bed.arrive(mode, packet);

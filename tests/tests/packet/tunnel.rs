@@ -600,7 +600,7 @@ fn existing_flows_survive_mode_changes() {
         bed.assert_flows(1);
         let to = bed.flows()[&syn.tuple()].to;
         bed.arrive(Mode::Native, &Packet::tcp(client, vip, 1001, b"").ack(1)).check(XDP_TX, &[(Routed, 1)]);
-        let node = SocketAddr::new(to.source.into(), to.source_port);
+        let node = to.source_socket();
         let reset = Packet::tcp(backend, node, 0, b"").rst().ack(1001);
         bed.arrive(Mode::Native, &reset).check(XDP_TX, &[(Routed, 1)]);
         service(bed, vip, TCP, &[backend], backend_flags::PEER);

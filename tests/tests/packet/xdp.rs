@@ -69,7 +69,7 @@ fn routed_tcp_connection_leaves_in_both_directions() {
                 assert_ne!(flow.flags & flow_flags::ROUTED, 0);
             }
             bed.arrive(mode, &syn).leaves(XDP_TX, Routed, &routed(&sent));
-            let node = SocketAddr::new(sent.tuple().source.into(), sent.tuple().source_port);
+            let node = sent.tuple().source_socket();
             let steps = [
                 (false, Packet::tcp(backend, node, 5000, b"").syn().ack(1001)),
                 (true, Packet::tcp(client, vip, 1001, b"GET / HTTP/1.1").ack(5001)),

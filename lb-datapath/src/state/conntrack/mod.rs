@@ -335,7 +335,7 @@ fn masquerade_source(key: &Tuple, flow: &Flow) -> Option<Address> {
     if flow.is_reply() {
         return None;
     }
-    key.masqueraded_as(&flow.to, flow.flags).map(|(address, _port)| address)
+    key.masqueraded_as(&flow.to, flow.flags).map(|_| flow.to.source)
 }
 
 /// Whether this is the forward entry of a flow that is counted in a slot of `ACTIVE`.

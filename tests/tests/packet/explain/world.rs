@@ -378,7 +378,7 @@ impl World<'_> {
             return;
         }
         let flow = self.bed.flows().get(&question.tuple).copied();
-        let to = flow.map(|flow| (flow.to.source, flow.to.destination, flow.to.destination_port));
+        let to = flow.map(|flow| flow.to);
         let holds = match &explanation.verdict {
             Conclusion::Untouched { outcome }
             | Conclusion::Rejected { outcome }
@@ -386,17 +386,14 @@ impl World<'_> {
             | Conclusion::Translated { outcome, .. } => moved == [(*outcome, 1)],
             Conclusion::Begins { backends } => backends.iter().any(|candidate| {
                 let dropped = candidate.outcome.verdict() == lb_common::Verdict::Drop;
-                let chosen =
-                    to.is_some_and(|(_, ip, port)| candidate.backend == SocketAddr::new(ip.into(), port));
+                let chosen = to.is_some_and(|to| candidate.backend == to.destination_socket());
                 moved == [(candidate.outcome, 1)] && (dropped || chosen)
             }),
         };
         let of_dns = explanation.steps.iter().any(|step| matches!(step, TraceStep::NodeLocalDns { .. }))
             || matches!(explanation.verdict, Conclusion::Translated { outcome: Outcome::DnsAnswer, .. });
         if let (Conclusion::Begins { backends }, Some(flow)) = (&explanation.verdict, &flow) {
-            let chosen = backends.iter().find(|candidate| {
-                candidate.backend == SocketAddr::new(flow.to.destination.into(), flow.to.destination_port)
-            });
+            let chosen = backends.iter().find(|candidate| candidate.backend == flow.to.destination_socket());
             if let Some(candidate) = chosen.filter(|candidate| moved == [(candidate.outcome, 1)]) {
                 self.assert_source(context, question, candidate, flow);
             }
@@ -405,8 +402,8 @@ impl World<'_> {
         let leads = if of_dns {
             true
         } else if let Conclusion::Translated { ends, .. } = &explanation.verdict {
-            to.is_some_and(|(source, ip, port)| {
-                ends.to == SocketAddr::new(ip.into(), port) && ends.from.ip() == IpAddr::from(source)
+            to.is_some_and(|to| {
+                ends.to == to.destination_socket() && ends.from.ip() == IpAddr::from(to.source)
             })
         } else {
             true

@@ -19,7 +19,7 @@ impl Testbed {
     /// The backend of the flow of the packet `sent`.
     pub(crate) fn backend_of(&self, sent: &Packet) -> SocketAddr {
         let to = self.flow(&sent.tuple()).unwrap().to;
-        SocketAddr::new(to.destination.into(), to.destination_port)
+        to.destination_socket()
     }
 
     /// All entries. Asserts that both copies of the filter have the marks of each entry.
