@@ -165,7 +165,12 @@ fn list(netlink: &mut Netlink, table: Option<u32>) -> io::Result<Vec<(u32, Range
         request.header.address_family = family;
         request.header.protocol = RouteProtocol::from(PROTOCOL);
         request.attributes.extend(table.map(RouteAttribute::Table));
-        for answer in netlink.dump(&RouteNetlinkMessage::GetRoute(request))? {
+        let answers = match netlink.dump(&RouteNetlinkMessage::GetRoute(request)) {
+            // The kernel creates a table with its first route.
+            Err(error) if table.is_some() && error.kind() == io::ErrorKind::NotFound => continue,
+            answers => answers?,
+        };
+        for answer in answers {
             let RouteNetlinkMessage::NewRoute(route) = answer else { continue };
             if route.header.protocol == RouteProtocol::from(PROTOCOL)
                 && route.header.kind == RouteType::BlackHole

@@ -52,6 +52,9 @@ impl<M: Message> Netlink<M> {
     }
 
     /// All answers to a dump request. Leaves out messages that this code cannot parse.
+    ///
+    /// # Errors
+    /// The kernel refuses the request, or ends the dump with an error: the answers before it are not all.
     pub(crate) fn dump(&mut self, request: &M) -> io::Result<Vec<M>> {
         for _ in 0..DUMP_ATTEMPTS {
             self.send(request.clone(), NLM_F_DUMP)?;
@@ -108,6 +111,10 @@ impl<M: Message> Netlink<M> {
                 }
                 consistent &= header.flags & NLM_F_DUMP_INTR == 0;
                 match NetlinkMessage::<M>::deserialize(message).map(|message| message.payload) {
+                    // A dump that fails ends with the error in its last message (`netlink_dump` of the kernel).
+                    Ok(NetlinkPayload::Done(done)) if done.code < 0 => {
+                        return Err(io::Error::from_raw_os_error(-done.code));
+                    }
                     Ok(NetlinkPayload::Done(_)) => return Ok(consistent),
                     Ok(NetlinkPayload::Error(error)) => {
                         return if error.code.is_none() { Ok(consistent) } else { Err(error.to_io()) };
@@ -176,7 +183,23 @@ pub(crate) fn events(mut datagram: &[u8]) -> impl Iterator<Item = (Header, &[u8]
 
 #[cfg(test)]
 mod tests {
+    use netlink_packet_route::{
+        AddressFamily,
+        route::{RouteAttribute, RouteMessage},
+    };
+
     use super::*;
+
+    #[test]
+    fn dump_that_the_kernel_ends_with_an_error_fails() {
+        let absent = RouteAttribute::Table(0x7fff_fff0);
+        let mut request = RouteMessage::default();
+        request.header.address_family = AddressFamily::Inet;
+        request.attributes.push(absent);
+        let mut netlink = Netlink::open().and_then(Netlink::filter_dumps).unwrap();
+        let result = netlink.dump(&RouteNetlinkMessage::GetRoute(request));
+        assert_eq!(result.map_err(|error| error.kind()), Err(io::ErrorKind::NotFound));
+    }
 
     #[test]
     fn datagram_is_cut_into_messages() {
