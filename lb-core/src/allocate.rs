@@ -15,6 +15,7 @@ use crate::{
     api,
     convert::{self, ConvertError, Object},
     family::Family,
+    fnv::fnv1a,
     ip::{self, number},
     model::ObjectName,
     plan::Contents,
@@ -521,13 +522,6 @@ fn probe(hash: u128, size: u128, band: u128, is_free: impl Fn(u128) -> bool) -> 
     let start = if upper == 0 { 0 } else { hash % upper };
     let above = (start..upper).chain(0..start).map(|offset| band + offset);
     above.chain(0..band).find(|offset| is_free(*offset))
-}
-
-/// 64-bit FNV-1a hash of the parts, which takes little code and gives the same result on all machines and in all
-/// versions.
-fn fnv1a(parts: &[&str]) -> u64 {
-    let bytes = parts.iter().flat_map(|part| part.bytes().chain([b'/']));
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 fn ip_field(spec: &api::ServiceSpec, index: usize) -> String {

@@ -25,6 +25,7 @@ pub mod dns;
 pub mod endpoint_key;
 pub mod environment;
 pub mod family;
+pub mod fnv;
 pub mod health_checks;
 mod ids;
 mod ip;

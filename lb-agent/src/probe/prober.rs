@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::Context as _;
 use lb_core::{
+    fnv::fnv1a,
     model::{ObjectName, SourceEvent},
     probe::{EndpointHealth, Failure, Monitor, State, Target},
 };
@@ -32,6 +33,9 @@ use crate::{kubernetes::Events, kubernetes::at, log_few, metrics::Metrics};
 const MOST_PROBES: usize = 512;
 /// Minimum time between two writes of the file of unhealthy targets.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
+/// How long the verdicts of an earlier agent are kept for targets that no Service uses yet. Within this time, the
+/// sources have usually told all their Services.
+const REMEMBERED: Duration = Duration::from_mins(10);
 /// Interval at which the task looks for backends that leave SYNs unanswered.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -58,6 +62,8 @@ pub(crate) struct Prober {
     /// When the file of unhealthy targets was last written.
     written: Option<Instant>,
     started: Instant,
+    /// When the task forgets the unhealthy targets of an earlier agent that no Service uses; `None` if there are none.
+    forget_at: Option<Instant>,
     running: JoinSet<(Target, Result<(), Failure>)>,
     /// Backends that leave SYNs of clients unanswered; `None` without `--syn-retries`, because the programs record such
     /// backends only with that setting.
@@ -88,7 +94,7 @@ impl Prober {
         if !remembered.is_empty() {
             info!(endpoints = remembered.len(), "an earlier agent has found endpoints unhealthy");
         }
-        *observers.board.lock() = Monitor::new(seed(node), remembered.clone());
+        *observers.board.lock() = Monitor::new(fnv1a(&[node]), remembered.clone());
         let prober = Self {
             node: node.to_owned(),
             targets,
@@ -98,6 +104,7 @@ impl Prober {
             write_at: None,
             written: None,
             started: Instant::now(),
+            forget_at: (!remembered.is_empty()).then(|| Instant::now() + REMEMBERED),
             running: JoinSet::new(),
             unanswered,
             verdicts: Vec::new(),
@@ -122,6 +129,7 @@ impl Prober {
                 }
                 () = at(next) => {}
                 () = at(self.write_at) => {}
+                () = at(self.forget_at) => self.forget_unused(),
                 _ = look.tick(), if self.unanswered.is_some() => self.suspect(),
             }
             self.publish().await?;
@@ -160,6 +168,13 @@ impl Prober {
         }
         drop(monitor);
         self.changed();
+    }
+
+    /// Forgets the unhealthy targets of an earlier agent that no Service uses, and tells the writer that they are not
+    /// unhealthy any more: later endpoints may get their addresses.
+    fn forget_unused(&mut self) {
+        self.forget_at = None;
+        self.verdicts.extend(self.observers.board.lock().forget_unused().map(|target| (target, false)));
     }
 
     /// Schedules an immediate probe of each healthy endpoint that has left SYNs unanswered: see [`Monitor::suspect`].
@@ -249,10 +264,4 @@ impl Prober {
             (self.write_at, self.written) = (None, Some(Instant::now()));
         }
     }
-}
-
-/// A number that differs between nodes (FNV-1a hash of the name), so that not all nodes probe an endpoint at once.
-fn seed(node: &str) -> u64 {
-    node.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }

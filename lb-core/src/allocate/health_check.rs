@@ -1,8 +1,8 @@
 //! Allocates `healthCheckNodePort`, the port on which a load balancer checks whether the node has endpoints of a
 //! Service. It comes from the range of node ports, as with an API server.
 
-use super::{Computation, fnv1a};
-use crate::{api, convert::ConvertError};
+use super::Computation;
+use crate::{api, convert::ConvertError, fnv::fnv1a};
 
 const FIELD: &str = "spec.healthCheckNodePort";
 

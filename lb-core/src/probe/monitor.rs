@@ -146,6 +146,12 @@ impl Monitor {
         same.and_then(|same| self.watched.get(same)).map(|watched| watched.state.clone()).unwrap_or_default()
     }
 
+    /// Forgets the targets of an earlier agent that no Service has used, and returns them: an endpoint that gets such
+    /// an address later is another one.
+    pub fn forget_unused(&mut self) -> impl Iterator<Item = Target> + use<> {
+        std::mem::take(&mut self.remembered).into_keys()
+    }
+
     fn remove(&mut self, target: &Target) {
         if let Some(watched) = self.watched.remove(target) {
             self.counts[watched.state.verdict as usize] -= 1;
@@ -248,12 +254,14 @@ impl Monitor {
         self.watched.get(target).map_or(&[], |watched| &watched.users)
     }
 
-    /// All unhealthy targets, for the next agent.
+    /// All unhealthy targets, for the next agent: also those of an earlier agent that no Service has used yet.
     pub fn unhealthy(&self) -> BTreeMap<Target, Memory> {
         let unhealthy = self.watched.iter().filter(|(_, it)| it.state.verdict == EndpointHealth::Unhealthy);
         let memory =
             |state: &State| Memory { since: state.since, failure: state.failure.clone().unwrap_or_default() };
-        unhealthy.map(|(target, watched)| (target.clone(), memory(&watched.state))).collect()
+        let watched = unhealthy.map(|(target, watched)| (target.clone(), memory(&watched.state)));
+        let unused = self.remembered.iter().map(|(target, memory)| (target.clone(), memory.clone()));
+        unused.chain(watched).collect()
     }
 }
 
@@ -370,6 +378,17 @@ mod tests {
         fn verdict(&self) -> EndpointHealth {
             self.monitor.targets().next().unwrap().2.verdict
         }
+    }
+
+    #[test]
+    fn targets_of_an_earlier_agent_are_forgotten_unless_a_service_uses_them() {
+        let memory = || Memory { since: 5, failure: "refused".to_owned() };
+        let remembered = BTreeMap::from([(target(1, 10), memory()), (target(2, 10), memory())]);
+        let mut bed = Bed::new(remembered.clone());
+        assert_eq!(bed.monitor.unhealthy(), remembered, "the next agent must know both");
+        assert_eq!(bed.monitor.forget_unused().collect::<Vec<_>>(), [target(2, 10)]);
+        assert_eq!(bed.monitor.unhealthy().into_keys().collect::<Vec<_>>(), [target(1, 10)]);
+        assert_eq!(bed.monitor.set(&target(2, 10), users(), S), Some(false), "a new endpoint");
     }
 
     #[test]
