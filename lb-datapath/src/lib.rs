@@ -67,7 +67,7 @@ pub use self::{
         announced_routes::{AnnouncedRoutes, RouteUpdate},
         catch::{CATCH_DEVICE, CatchDevice},
         devices::{Device, DeviceKind, DevicePatterns, Layer, classify},
-        network::{DefaultRoute, Link, LinkAddress, Network, arp_ignore, device_name},
+        network::{DefaultRoute, Link, LinkAddress, Network, arp_ignore, device_name, has_ipv4_address},
         our_routes::Range,
         ports::{DEFAULT_MASQUERADE_PORTS, PortReservation},
         route::{Route, Routes},

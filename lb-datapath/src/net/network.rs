@@ -14,7 +14,10 @@ use netlink_packet_route::{
     route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType},
 };
 
-use crate::net::{catch, devices::Layer, netlink::Netlink, routing};
+use crate::{
+    error::DatapathError,
+    net::{catch, devices::Layer, netlink::Netlink, routing},
+};
 
 /// The devices of a network namespace with their addresses, and the default routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -174,6 +177,19 @@ impl Link {
             )
         })
     }
+}
+
+/// Whether a device of this thread's network namespace has a global IPv4 address, other than loopback.
+///
+/// # Errors
+/// The addresses cannot be listed.
+pub fn has_ipv4_address() -> Result<bool, DatapathError> {
+    let found = Netlink::open().and_then(|mut netlink| addresses(&mut netlink));
+    let found = found.map_err(|error| DatapathError::netlink("list addresses", error))?;
+    Ok(found
+        .into_values()
+        .flatten()
+        .any(|address| address.global && matches!(address.ip, IpAddr::V4(address) if !address.is_loopback())))
 }
 
 /// Names of all devices, by interface index.

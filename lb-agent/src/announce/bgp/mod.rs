@@ -28,7 +28,7 @@ use lb_core::announce::{
     bgp::{AnnouncedAddress, Configuration, Offer, announced, configuration, routes, without_passwords},
     cluster::Member,
 };
-use lb_datapath::AnnouncedRoutes;
+use lb_datapath::{AnnouncedRoutes, has_ipv4_address};
 use tokio::{
     sync::watch,
     time::{self, Instant},
@@ -279,7 +279,12 @@ impl RouteAnnouncer {
             Some((address, (Arc::clone(&advertised.pool_of(address)?.name), announced)))
         };
         self.announced = announced(&self.wanted).into_iter().filter_map(with_pool).collect();
-        self.configuration = configuration(&advertised, self.table.number, labels);
+        let configuration = configuration(&advertised, self.table.number, labels);
+        // If the addresses cannot be listed, BIRD looks for one itself.
+        self.configuration = match has_ipv4_address() {
+            Ok(false) => configuration.with_derived_id(&self.node),
+            Ok(true) | Err(_) => configuration,
+        };
     }
 
     /// The reports on the addresses that this node announces, or would announce if their routes were in the table.

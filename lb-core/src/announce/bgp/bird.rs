@@ -20,6 +20,7 @@ use crate::{
     announce::advertisement::Advertised,
     convert::{ConvertError, Object},
     family::Family,
+    fnv::fnv1a,
     load_balancer::Labels,
     model::ObjectName,
 };
@@ -40,6 +41,8 @@ const SCAN: u32 = 10;
 pub struct Configuration {
     table: u32,
     router_id: Option<Ipv4Addr>,
+    /// The router id of a node that has no IPv4 address; `None` if BIRD finds one.
+    derived_id: Option<Ipv4Addr>,
     /// The text of each session, by peer.
     sessions: BTreeMap<ObjectName, String>,
     /// Peers that have errors, or to which an advertisement with an error applies. Their sessions stay as the file has
@@ -69,6 +72,13 @@ pub fn configuration(advertised: &Advertised, table: u32, labels: &Labels) -> Co
 }
 
 impl Configuration {
+    /// Derives the router id from the name of the node, unless a peer sets one. BIRD needs this on a node without an IPv4
+    /// address, and does not start without an id.
+    #[must_use]
+    pub fn with_derived_id(self, node: &str) -> Self {
+        Self { derived_id: Some(router_id(node)), ..self }
+    }
+
     /// The text of the file, which may contain passwords. A session that is held back stays as it is in `last`, the
     /// text in use. If `last` lacks the session, the new text contains the session without the parts that have errors,
     /// or omits it if the peer itself has an error. Unless every object has been read (`is_complete`), all sessions of
@@ -83,10 +93,18 @@ impl Configuration {
         }
         let last_id =
             || last.lines().find_map(|line| line.strip_prefix(ROUTER_ID)?.strip_suffix(';')?.parse().ok());
-        let router_id = self.router_id.or_else(|| if is_complete { None } else { last_id() });
+        let router_id =
+            self.router_id.or_else(|| if is_complete { None } else { last_id() }).or(self.derived_id);
         let uses_bfd = sessions.values().any(|text| text.lines().any(|line| line.starts_with(BFD)));
         sessions.into_values().fold(head(self.table, router_id, uses_bfd), |text, session| text + session)
     }
+}
+
+/// A router id that differs between nodes, and stays the same for a node. (32 bits of a hash: among 100 nodes, two share
+/// an id with a probability of one in a million.)
+fn router_id(node: &str) -> Ipv4Addr {
+    let hash = fnv1a(&["router-id", node]);
+    Ipv4Addr::from_bits(u32::try_from(hash >> 32).map_or(1, |id| id.max(1)))
 }
 
 /// The sessions in a configuration text, by the peer's name in the comment before each.

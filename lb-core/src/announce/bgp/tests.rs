@@ -1,7 +1,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
@@ -463,6 +463,23 @@ fn one_router_id_counts_for_a_node() {
     assert!(texts(errors)[0].contains("spec.routerID"), "{errors:?}");
     assert!(text.contains("router id 10.0.0.9;") && text.contains("'metallb-system.b'"), "{text}");
     assert!(!text.contains("'metallb-system.c'"), "{text}");
+}
+
+#[test]
+fn node_without_ipv4_gets_a_router_id_of_its_own() {
+    let id = |peer: Value, node: &str| {
+        let found = configuration(&advertised(&[peer]), 1080, &labels()).with_derived_id(node);
+        let text = found.text("", true);
+        let id = text.lines().find_map(|line| line.strip_prefix("router id ")).unwrap();
+        id.trim_end_matches(';').parse::<Ipv4Addr>().unwrap()
+    };
+    let plain = || peer("a", "2001:db8::1", json!({}));
+    assert_eq!(id(plain(), "n1"), id(plain(), "n1"));
+    assert_ne!(id(plain(), "n1"), id(plain(), "n2"));
+    let with_id = peer("a", "2001:db8::1", json!({"routerID": "10.0.0.9"}));
+    assert_eq!(id(with_id, "n1"), Ipv4Addr::new(10, 0, 0, 9));
+    let text = configuration(&advertised(&[plain()]), 1080, &labels()).text("", true);
+    assert!(!text.contains("router id"), "BIRD finds the address of the node: {text}");
 }
 
 #[test]

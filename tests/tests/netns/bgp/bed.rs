@@ -121,6 +121,13 @@ impl Bed {
         Self { lifetime: 12 * lifetime(), ..Self::prepare(count, table, false) }.with_router_and_agents()
     }
 
+    /// Like [`Self::new`], with one node that has no IPv4 address.
+    pub(super) fn without_ipv4(table: u32) -> Self {
+        let bed = Self::prepare(1, table, false);
+        bed.nodes[0].ip("address del 10.9.0.1/24 dev eth0\n").unwrap();
+        bed.with_router_and_agents()
+    }
+
     fn prepare(count: usize, table: u32, bfd: bool) -> Self {
         cleanup::on_interrupt();
         cleanup::remove_stale().unwrap();
@@ -293,7 +300,7 @@ impl Bed {
         assert!(wait_for(limit, reached).is_some(), "{:?} instead of {nodes:?}\n{}", hops(), self.logs());
     }
 
-    fn logs(&self) -> String {
+    pub(super) fn logs(&self) -> String {
         let log = |name: String| fs::read_to_string(self.path(&name)).unwrap_or_default();
         let of_node =
             |number: usize| format!("{}{}", log(format!("log-{number}")), log(format!("bird-{number}.log")));

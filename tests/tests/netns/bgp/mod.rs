@@ -79,6 +79,15 @@ fn router_spreads_connections_over_the_nodes_that_serve() {
     assert!(bed.birdc("router", &["show", "protocols", "n2"]).contains("Established"));
 }
 
+#[test]
+fn node_without_ipv4_announces_ipv6_addresses() {
+    let mut bed = Bed::without_ipv4(1080);
+    bed.start_birds();
+    let arrived = || (bed.next_hops(VIP6) == [1].into()).then_some(());
+    assert!(wait_for(SOON, arrived).is_some(), "{:?}\n{}", bed.next_hops(VIP6), bed.logs());
+    assert!(bed.ask(VIP6).starts_with('n'));
+}
+
 /// Asserts that `announce list`, `service show` and `explain` on node 1 say that it announces the addresses by BGP.
 fn assert_list_names_bgp(bed: &Bed) {
     let output = |arguments: &[&str]| String::from_utf8(bed.agent(1).ask(arguments).unwrap().stdout).unwrap();
