@@ -99,6 +99,20 @@ fn defines(text: &str, item: &str) -> bool {
     })
 }
 
+/// The pairs `item` in `path/of/a/file.rs` of a text; the path may be a link.
+fn items_in_files(prose: &str) -> Vec<(String, String)> {
+    let text = prose.split_whitespace().collect::<Vec<_>>().join(" ").replace("` in [`", "` in `");
+    let pairs = text.match_indices("` in `").map(|(at, between)| {
+        let (before, after) = (&text[..at], &text[at + between.len()..]);
+        (before.rsplit('`').next().unwrap_or_default(), after.split('`').next().unwrap_or_default())
+    });
+    let is_name = |name: &str| name.chars().all(|letter| letter.is_alphanumeric() || letter == '_');
+    pairs
+        .filter(|(item, file)| is_name(item) && file.ends_with(".rs"))
+        .map(|(item, file)| (item.to_owned(), file.to_owned()))
+        .collect()
+}
+
 /// Whether one of the sources has `module::item`, `path/of/file.rs::item` or `Type::field`.
 fn has(sources: &[(String, String)], module: &str, item: &str) -> bool {
     let name = module.rsplit("::").next().unwrap_or_default();
@@ -157,6 +171,13 @@ fn files_and_functions_that_documents_name_exist() {
                 assert!(known, "{name}: no file {span}");
                 checked += 1;
             }
+        }
+        for (item, file) in items_in_files(&prose) {
+            let found = sources
+                .iter()
+                .any(|(path, text)| path.ends_with(&format!("/{file}")) && defines(text, &item));
+            assert!(found, "{name}: `{item}` is not in {file}");
+            checked += 1;
         }
     }
     assert!(checked > 30, "only {checked} files and functions: the documents name them in another form");
