@@ -387,7 +387,8 @@ pub struct Node {
 pub struct NodeAddresses {
     /// All addresses of the node except loopback (`127.0.0.0/8`, `::1`) and IPv6 link-local ones.
     pub own: Vec<IpAddr>,
-    /// This node's addresses that other nodes use, one for each family; `own` also has them.
+    /// The primary address of this node in each family in which it has one, the default source of masqueraded packets;
+    /// `own` also has these addresses.
     pub primary: Vec<IpAddr>,
     /// The addresses that serve node ports (`--nodeport-addresses`); loopback addresses may be among them.
     pub node_ports: Vec<IpAddr>,

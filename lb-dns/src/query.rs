@@ -30,11 +30,12 @@ pub(crate) struct ClientEdns {
     pub(crate) dnssec_ok: bool,
 }
 
-/// A message that gets no answer from a zone.
+/// What the server does with a message that it does not accept as a query.
 #[derive(Debug)]
 pub(crate) enum Refusal {
     /// An answer would help an attacker, or no client waits for one.
     Drop,
+    /// Sends this error.
     Reply(Box<Message>),
 }
 

@@ -100,7 +100,8 @@ pub enum Change {
     ShiftAck = 1,
     /// Makes the number the acknowledgement number, and removes selective acknowledgements.
     SetAck = 2,
-    /// Subtracts the number from the window of a SYN-ACK, which has no scale (RFC 7323 §2.2).
+    /// Subtracts the number from the window of a SYN-ACK. The window of a segment with SYN is never scaled (RFC 7323
+    /// §2.2).
     NarrowWindow = 3,
     /// Removes TCP Fast Open from a SYN: data in a SYN would come before the PROXY protocol header.
     RemoveFastOpen = 4,

@@ -20,8 +20,8 @@ use crate::{
     target::Packet,
 };
 
-/// What `lb-agent explain` answers on one node. Scripts read its JSON: after the first release, keys may
-/// be added, never renamed or removed.
+/// What `lb-agent explain` answers on one node. Scripts read the JSON of this type: after the first
+/// release, keys may be added, never renamed or removed.
 #[derive(Debug, Serialize)]
 struct Part {
     node: String,

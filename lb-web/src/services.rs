@@ -14,7 +14,7 @@ use crate::{history::to_f64, source::ServicePort};
 
 /// Readings in a sparkline.
 const SPARK: usize = 30;
-/// The most rows of one answer.
+/// Maximum number of rows in one answer.
 const MOST_ROWS: usize = 200;
 
 /// The service ports of the last reading.

@@ -54,7 +54,7 @@ enum Fate {
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Guess {
     Any(u32),
-    /// An offset from the sequence or acknowledgment number that the sender itself would use now.
+    /// An offset from the sequence or acknowledgement number that the sender itself would use now.
     Near(i32),
 }
 

@@ -14,7 +14,9 @@
 /// | tentative | the flow is complete; its key may also be in another place | live, killed, free |
 /// | killed | another insert of the same key takes precedence; the owner frees the slot | free |
 /// | live | an entry of the table | changing, claimed (to evict it), free (removed) |
-/// | changing | one CPU writes another flow for the same key | live |
+/// | changing | one CPU (or the agent) writes another flow for the same key | live |
+///
+/// If the agent is killed while it owns a slot, the next agent frees the slot (`release_abandoned`).
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Control(pub u64);

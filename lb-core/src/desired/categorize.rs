@@ -13,11 +13,11 @@ pub(super) type Member<'a> = (EndpointKey, &'a Endpoint);
 /// The usable endpoints of a port, in order.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(super) struct Categories<'a> {
-    /// The endpoints for clients under the traffic policy `Cluster`: the ready ones that [`Topology`] selects, else
-    /// those that still serve while they terminate.
+    /// The endpoints for clients under the traffic policy `Cluster`: the ready ones that [`Topology`] selects, or if no
+    /// endpoint is ready, those that still serve while they terminate; of these, the ones that [`healthy`] leaves.
     pub(super) cluster: Vec<Member<'a>>,
-    /// The endpoints for clients under the traffic policy `Local`: the ready ones on this node, else those on this node
-    /// that still serve while they terminate.
+    /// The endpoints for clients under the traffic policy `Local`: the ready ones on this node, or if none is ready,
+    /// those on this node that still serve while they terminate; of these, the ones that [`healthy`] leaves.
     pub(super) local: Vec<Member<'a>>,
     /// The endpoints of `local`, and those that `local` lacks because this node finds them unhealthy: other nodes may
     /// find them healthy and send flows to them.

@@ -62,7 +62,7 @@ impl DerefMut for Dns {
 }
 
 impl Dns {
-    /// Plans, and applies the changes that the agent applies before the first step.
+    /// Makes a plan and, as the agent does before the first step of a plan, applies the plan's changes to `ServedUdp`.
     fn plan(&mut self) -> Plan {
         let plan = self.reconciler.plan();
         self.apply_changes();

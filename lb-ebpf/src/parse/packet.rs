@@ -39,8 +39,9 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Whether a TCP or UDP packet whose tuple has an entry neither begins a new flow nor ends the flow of that entry.
-    /// If so, that entry is the only one that the programs need for the packet.
+    /// Whether the packet is a UDP datagram, or a TCP segment with ACK and without SYN, FIN and RST. Such a packet
+    /// continues the flow of its tuple's entry, if there is one, and the programs need no other entry for it. (Not for
+    /// SCTP.)
     #[inline(always)]
     pub fn continues_flow(&self) -> bool {
         self.body != Body::Tcp || self.segment.continues()

@@ -542,7 +542,7 @@ fn emit_interval_makes_lines_of_a_service_rarer() {
 
 #[test]
 fn emit_interval_makes_lines_of_a_service_more_frequent() {
-    // The first intermediate line of a connection is due 10 s after its begin if the connection is to `shop`, and after
+    // The first intermediate line of a connection is due 10 s after its start if the connection is to `shop`, and after
     // 40 s if it is to `web`.
     let bed = bed_with_interval_of_shop("330", 290);
     let open = intermediate(&bed, 1);

@@ -67,7 +67,7 @@ fn counted(lan: &Lan, outcome: &str) -> u64 {
     lan.agents[0].as_ref().unwrap().counted(outcome).unwrap()
 }
 
-/// Transfers in both directions with frames of the MTU, and datagrams from the smallest to several frames.
+/// Downloads and uploads over TCP in full-size frames, and sends UDP datagrams from 0 bytes to more than the MTU.
 fn transfer(lan: &Lan, frontend: Frontend) {
     for family in [0, 1] {
         let http = frontend.of(2, (Protocol::Tcp, family));

@@ -3,7 +3,8 @@
 //!
 //! The programs record the ports and the protocol of a first fragment in `FRAGMENTS` until all fragments of the
 //! datagram have been seen, for at most about 30 s. Later fragments that enter the node before the first one wait in
-//! [`early`].
+//! [`early`]. A translated fragment has the outcome of its flow: see
+//! [`through_stack`](super::forward::through_stack).
 
 mod early;
 
@@ -201,11 +202,13 @@ enum Becomes {
     Dropped = 2,
 }
 
-/// Records the ports of a first fragment for the fragments that follow, and sends on those that came before it.
+/// Records the ports of a first fragment for the fragments that follow. At ingress, also makes the fragments that came
+/// before it, which wait in [`early`], enter the node again.
 ///
 /// # Errors
 ///
-/// [`Outcome::RewriteFailed`] if the packet could not be restored.
+/// [`Outcome::RewriteFailed`] if the frame, which carried the waiting fragments meanwhile, could not be turned into the
+/// first fragment again.
 #[inline(always)]
 pub(super) fn remember(skb: &mut Skb, packet: &Packet, hook: Hook) -> Result<(), Outcome> {
     if packet.fragment.part != Part::First || first(skb, packet, At::from(hook), Becomes::Translated) {
@@ -223,8 +226,8 @@ pub(super) fn remember_inner(skb: &mut Skb, packet: &Packet) {
 }
 
 /// Records the treatment of a datagram whose first fragment enters the node and gets no flow. If the first fragment
-/// passes, the function also sends on the fragments that came before it. `outcome` is that of the first fragment.
-/// Returns `outcome`, or [`Outcome::RewriteFailed`] if the packet could not be restored.
+/// passes, the function also makes the fragments that came before it enter the node again. `outcome` is that of the first
+/// fragment. Returns `outcome`, or [`Outcome::RewriteFailed`] as [`remember`].
 #[inline(always)]
 pub(super) fn remember_outcome(skb: &mut Skb, packet: &Packet, hook: Hook, outcome: Outcome) -> Outcome {
     if hook.is_egress() || packet.fragment.part != Part::First {

@@ -1,4 +1,4 @@
-//! Results of health checks on the pages, with real servers and probes.
+//! How the web pages show the results of endpoints' health checks, with real servers and probes.
 
 use std::{
     net::SocketAddr,
