@@ -73,6 +73,12 @@ impl Settings {
         self.ports != 0
     }
 
+    /// Whether packets to unused addresses in the ranges of cluster IPs are dropped.
+    #[inline(always)]
+    pub const fn drops_unknown_vips(&self) -> bool {
+        self.flags & settings_flags::DROP_UNKNOWN_VIPS != 0
+    }
+
     /// [`Self::source_v4`] or [`Self::source_v6`]; [`Address::NONE`] if the agent has no address of this family.
     #[inline(always)]
     pub const fn source(&self, is_v4: bool) -> &Address {

@@ -1,9 +1,12 @@
 //! Traces packets of node-local DNS: queries of pods that go to the agent, and its answers.
 
-use lb_common::{DnsIntercept, Outcome, ServiceKey, conntrack::Tuple, device_flags, dns::Lease};
+use lb_common::{DnsIntercept, Outcome, ServiceKey, conntrack::Tuple, dns::Lease};
 use lb_ebpf::{
     parse::Part,
-    rules::dns::{Query, ServerSocket, may_be_query, outcome, query},
+    rules::{
+        dns::{Query, ServerSocket, may_be_query, outcome, query},
+        forwarding::is_workload,
+    },
 };
 
 use super::{
@@ -51,6 +54,6 @@ impl<T: Tables> Walk<'_, T> {
     /// Whether the device is the host side of a pod's interface.
     fn is_of_pod(&self) -> WalkResult<bool> {
         let device = self.tables.device(self.question.device)?;
-        Ok(device.is_some_and(|device| device.flags & device_flags::WORKLOAD != 0))
+        Ok(device.is_some_and(|device| is_workload(&device)))
     }
 }

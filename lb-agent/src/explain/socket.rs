@@ -30,8 +30,7 @@ impl<T: Tables> Walk<'_, T> {
         // The flag `SOCKETS_ONLY` needs no check: frontends that have it serve exactly these system calls.
         let service = service.for_client(true);
         let node = self.node_address()?;
-        self.admit(&service, &node, |ranges| admission::clients(&service, ranges))?;
-        if !self.conclude(admission::socket_of_node(&service))? {
+        if !self.admit(&service, &node, |ranges| admission::system_call(&service, true, ranges, || false))? {
             return Ok(untouched(Outcome::NoService));
         }
         // The socket has no source port yet. The programs hash part of the socket's cookie instead, which `explain`

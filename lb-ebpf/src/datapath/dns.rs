@@ -9,11 +9,13 @@ use aya_ebpf::helpers::generated::bpf_ktime_get_coarse_ns;
 use lb_common::{
     DnsIntercept, Outcome, ServiceKey,
     conntrack::{Tick, Tuple},
-    device_flags,
 };
 use lb_ebpf::{
     parse::Packet,
-    rules::dns::{self, Query},
+    rules::{
+        dns::{self, Query},
+        forwarding::is_workload,
+    },
 };
 
 use super::{
@@ -110,5 +112,5 @@ fn lookup(key: &ServiceKey) -> Option<DnsIntercept> {
 /// Whether the packet's device is the host-side interface of a pod.
 #[inline(always)]
 fn is_of_pod(skb: &Skb) -> bool {
-    device::info(skb.context().device).flags & device_flags::WORKLOAD != 0
+    is_workload(&device::info(skb.context().device))
 }

@@ -109,5 +109,5 @@ pub(crate) fn routes_by_destination() -> bool {
 /// Whether packets to unused addresses in the ranges of cluster IPs are dropped.
 #[inline(never)]
 pub(crate) fn drops_unknown_vips() -> bool {
-    current().is_some_and(|settings| settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0)
+    current().is_some_and(Settings::drops_unknown_vips)
 }

@@ -31,7 +31,7 @@ pub enum Admission {
     InvalidFlags = 8,
     /// A TCP segment of no flow, for a Service that resets such connections.
     UnknownConnection = 9,
-    /// The backend gets a PROXY protocol header, so the programs on packets serve the connection, not the socket hooks.
+    /// The programs on packets serve the connection, not the socket hooks.
     LeftToPackets = 10,
     /// The backend gets a PROXY protocol header, and no program on packets could send it.
     NoProxyHeader = 11,
@@ -187,6 +187,25 @@ pub const fn socket_of_node(service: &Service) -> Admission {
     }
 }
 
+/// Whether a system call that names the frontend gets a backend. It consists of [`clients`] and, for a process of the
+/// node (`on_node`), [`socket_of_node`]. For a socket of another network namespace, `is_left` is whether only the
+/// programs on packets can serve it ([`is_left_to_packets`]): they also decide where the call would fail, because they
+/// know the client's address and can drop silently.
+#[inline(always)]
+pub fn system_call(
+    service: &Service,
+    on_node: bool,
+    in_source_ranges: impl FnOnce() -> bool,
+    is_left: impl FnOnce() -> bool,
+) -> Admission {
+    let admission = clients(service, in_source_ranges);
+    let is_admitted = admission == Admission::Admitted;
+    if on_node {
+        return if is_admitted { socket_of_node(service) } else { admission };
+    }
+    if is_admitted && !is_left() { Admission::Admitted } else { Admission::LeftToPackets }
+}
+
 /// Whether a packet that the service accepts may begin a flow. A SYN-ACK may not, because its SYN bypassed the data
 /// plane. With [`service_flags::RESET_UNKNOWN`], only a SYN begins a TCP flow: the agent may have ended the connection
 /// of any other segment.
@@ -322,6 +341,27 @@ mod tests {
             let record = service(flags, backends);
             assert_eq!(packets_of(&record, || in_ranges), packets, "flags {flags}, {backends} backends");
             assert_eq!(clients(&record, || in_ranges), calls, "flags {flags}, {backends} backends");
+        }
+    }
+
+    #[test]
+    fn system_calls_of_the_node_fail_and_those_of_pods_are_left_to_packets() {
+        use Admission::{Admitted, LeftToPackets, NoBackends, NoProxyHeader, SourceNotAllowed};
+        use service_flags::{PROXY_PROTOCOL, SOURCE_RANGES};
+        for (flags, backends, is_left, of_node, of_pod) in [
+            (0, 1, false, Admitted, Admitted),
+            (0, 1, true, Admitted, LeftToPackets),
+            (0, 0, false, NoBackends, LeftToPackets),
+            (SOURCE_RANGES, 1, false, SourceNotAllowed, LeftToPackets),
+            (SOURCE_RANGES | PROXY_PROTOCOL, 1, true, SourceNotAllowed, LeftToPackets),
+            (PROXY_PROTOCOL, 1, true, NoProxyHeader, LeftToPackets),
+        ] {
+            let found = |on_node| system_call(&service(flags, backends), on_node, || false, || is_left);
+            assert_eq!(
+                (found(true), found(false)),
+                (of_node, of_pod),
+                "{flags}, {backends} backends, {is_left}"
+            );
         }
     }
 

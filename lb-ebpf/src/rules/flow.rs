@@ -196,10 +196,15 @@ pub const fn is_translated_at(flow: &Flow, egress: bool) -> bool {
 pub const fn outcome(flow: &Flow, bypasses_stack: bool) -> Outcome {
     match flow.flags {
         _ if flow.is_tunnelled() => Outcome::Tunnelled,
-        flags if flags & flow_flags::ROUTED != 0 => Outcome::Routed,
-        _ if bypasses_stack => Outcome::Direct,
+        flags if flags & flow_flags::ROUTED != 0 || bypasses_stack => bypassing(flow),
         _ => translated(flow),
     }
+}
+
+/// The outcome of a packet of this flow that bypasses the stack, in no tunnel.
+#[inline(always)]
+pub const fn bypassing(flow: &Flow) -> Outcome {
+    if flow.flags & flow_flags::ROUTED != 0 { Outcome::Routed } else { Outcome::Direct }
 }
 
 /// The outcome of a packet of this flow that the programs translate and pass to the stack.

@@ -107,6 +107,12 @@ pub const fn is_wire(device: &DeviceInfo) -> bool {
     device.flags & device_flags::WIRE != 0
 }
 
+/// Whether packets that the node receives on the device come from a pod of the node.
+#[inline(always)]
+pub const fn is_workload(device: &DeviceInfo) -> bool {
+    device.flags & device_flags::WORKLOAD != 0
+}
+
 /// Whether the device gets the packets to cluster IPs that no program has translated.
 #[inline(always)]
 pub const fn is_catch(device: &DeviceInfo) -> bool {

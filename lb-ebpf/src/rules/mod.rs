@@ -11,11 +11,13 @@
 //! dns         does a query go to the DNS server of the agent on this node
 //! flow        does an entry of the flow table apply to the packet, may another flow replace it
 //! forwarding  hairpin, tunnel, masqueraded or not; may the flow be routed
+//! fragments   what becomes of later fragments if the first one gets no flow
 //! icmp_limit  how many ICMP errors the node sends
 //! limit       how many connections may begin, for all clients and for each one
 //! proxy_protocol  what happens to segments of flows with a PROXY protocol header
 //! source_port which source ports a new connection tries, and how many
 //! token_bucket  how often something may happen
+//! tunnel      may the packet be in a tunnel that ends at this node
 //! unlisted    an address and port that no Service has
 //! socket      what a system call returns
 //! ```
@@ -26,10 +28,12 @@ pub mod client;
 pub mod dns;
 pub mod flow;
 pub mod forwarding;
+pub mod fragments;
 pub mod icmp_limit;
 pub mod limit;
 pub mod proxy_protocol;
 pub mod socket;
 pub mod source_port;
 pub mod token_bucket;
+pub mod tunnel;
 pub mod unlisted;

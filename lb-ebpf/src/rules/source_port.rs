@@ -5,7 +5,10 @@
 //! only cost time. So the programs record a backend whose ports ran out, and for the rest of the tick new connections
 //! to it get few attempts.
 
-use lb_common::conntrack::Tick;
+use lb_common::{
+    FrontendKind, Service,
+    conntrack::{Tick, flow_flags},
+};
 
 /// Number of source ports that a new connection tries.
 const ATTEMPTS: u32 = 32;
@@ -38,6 +41,27 @@ pub const fn next(offset: u32, count: u32, random: u32) -> u32 {
     } else {
         0
     }
+}
+
+/// Whether the source port of a flow with these [`flow_flags`] belongs to an address of the node. A new flow takes such
+/// a port from an ended connection only after all entries of that connection are deleted.
+#[inline(always)]
+pub const fn is_of_node(flags: u8) -> bool {
+    matches!(flags, flow_flags::ROUTED | flow_flags::AT_EGRESS) || flags & flow_flags::MASQUERADED != 0
+}
+
+/// Whether a socket of the node may have the source port of a flow with these [`flow_flags`]: the source is an address
+/// of the node or, in a hairpin flow, the virtual address, which may be one.
+#[inline(always)]
+pub const fn may_be_of_socket(flags: u8) -> bool {
+    flags & flow_flags::HAIRPIN != 0 || is_of_node(flags)
+}
+
+/// Whether a hairpin flow of the service gets one of the ports for masquerading: the source is an address of the node,
+/// whose sockets may have the client's port.
+#[inline(always)]
+pub const fn hairpin_changes_port(service: &Service) -> bool {
+    service.kind == FrontendKind::NodePort as u8
 }
 
 /// `BPF_TCP_LISTEN`.
@@ -77,6 +101,24 @@ mod tests {
     fn only_listening_sockets_share_their_port() {
         for state in 1..=12 {
             assert_eq!(is_used_by_socket(state), state != LISTEN, "state {state}");
+        }
+    }
+
+    #[test]
+    fn source_ports_belong_to_the_node_if_the_source_is_an_address_of_the_node() {
+        use flow_flags::{AT_EGRESS, CAUGHT, HAIRPIN, MASQUERADED, PROXY_PROTOCOL, ROUTED, TUNNEL};
+        for (flags, of_node, of_socket) in [
+            (0, false, false),
+            (PROXY_PROTOCOL, false, false),
+            (ROUTED, true, true),
+            (ROUTED | TUNNEL, false, false),
+            (AT_EGRESS, true, true),
+            (MASQUERADED, true, true),
+            (MASQUERADED | PROXY_PROTOCOL, true, true),
+            (CAUGHT | MASQUERADED, true, true),
+            (HAIRPIN, false, true),
+        ] {
+            assert_eq!((is_of_node(flags), may_be_of_socket(flags)), (of_node, of_socket), "{flags:#b}");
         }
     }
 

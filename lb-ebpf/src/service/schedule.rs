@@ -45,6 +45,12 @@ impl Method {
     }
 }
 
+/// Whether the scheduler takes its entries in turn ([`Method::Turn`]), so that a new flow ends the turn.
+#[inline(always)]
+pub const fn takes_turns(scheduler: u8) -> bool {
+    scheduler == Scheduler::RoundRobin as u8 || scheduler == Scheduler::WeightedRoundRobin as u8
+}
+
 /// The slot for another attempt of a client whose previous connection is `flow`. The scheduler has chosen `backend`,
 /// which is in `slot`: the result is the next slot of the service if `flow` went to that backend and got no answer,
 /// else `slot`.

@@ -19,10 +19,8 @@ use crate::datapath::{
 /// The service that the socket may use at this address. Without one, the outcome of the call: [`Outcome::NoService`]
 /// leaves the address as it is. (`connect` replaces some of the outcomes that make a call fail.)
 ///
-/// Sockets of other network namespaces are served only if the service has backends, and
-/// [`admission::is_left_to_packets`] is false. Otherwise the tc programs decide about their packets, which have a
-/// source address and can be dropped silently. The tc programs also decide about each packet to the DNS Service: a
-/// socket that this hook connected would stay with one DNS server.
+/// Who is served here is the rule [`admission::system_call`]. The tc programs also decide about each packet of a pod to
+/// the DNS Service: a socket that this hook connected would stay with one DNS server.
 #[inline(always)]
 pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
     let mut service = Service::zeroed();
@@ -31,17 +29,11 @@ pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
         Err(Outcome::NoService) if call.is_on_node() => return Err(unlisted(key)),
         Err(outcome) => return Err(outcome),
     }
-    let verdict = admit(&service, key);
-    if call.is_on_node() {
-        return verdict
-            .and_then(|()| admission::socket_of_node(&service).allow(key.protocol))
-            .map(|()| service);
-    }
-    let is_left = admission::is_left_to_packets(&service, settings::denies_sources) || dns::has_server(key);
-    if verdict.is_err() || is_left {
-        return Err(Outcome::NoService);
-    }
-    Ok(service)
+    let in_source_ranges = || is_in_source_range(service.id, &node_address(&key.address));
+    let is_left =
+        || admission::is_left_to_packets(&service, settings::denies_sources) || dns::has_server(key);
+    let admission = admission::system_call(&service, call.is_on_node(), in_source_ranges, is_left);
+    admission.allow(key.protocol).map(|()| service)
 }
 
 /// Whether no service has this address and port.
@@ -57,13 +49,6 @@ pub(super) fn is_unlisted(key: &ServiceKey) -> bool {
 fn record(key: &ServiceKey, service: &mut Service) -> Result<(), Outcome> {
     *service = service::find(key)?.for_client(true);
     Ok(())
-}
-
-/// Checks that the service accepts system calls of processes of the node, and has a backend for them.
-#[inline(always)]
-fn admit(service: &Service, key: &ServiceKey) -> Result<(), Outcome> {
-    let in_source_ranges = || is_in_source_range(service.id, &node_address(&key.address));
-    admission::clients(service, in_source_ranges).allow(key.protocol)
 }
 
 /// Decides about a call to an address and port that no Service has.

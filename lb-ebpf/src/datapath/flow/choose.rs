@@ -134,7 +134,7 @@ extern "C" fn look_at_next(_index: u32, context: *mut core::ffi::c_void) -> i64 
 /// Ends the turn of a service with a round-robin scheduler: a flow has begun with the chosen backend.
 #[inline(always)]
 pub(crate) fn flow_began(service: u32, scheduler: u8) {
-    if scheduler == Scheduler::RoundRobin as u8 || scheduler == Scheduler::WeightedRoundRobin as u8 {
+    if schedule::takes_turns(scheduler) {
         end_turn(service);
     }
 }

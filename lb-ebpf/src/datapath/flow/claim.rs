@@ -102,7 +102,7 @@ extern "C" fn try_claim(attempt: u32, context: *mut core::ffi::c_void) -> i64 {
 /// Whether a socket of the node has the source port, so that it would receive the backend's packets.
 #[inline(always)]
 fn socket_has_port(context: &HookContext, setup: &mut FlowSetup) -> bool {
-    setup.may_meet_socket() && {
+    source_port::may_be_of_socket(setup.flags) && {
         setup.key = setup.from_backend();
         socket::awaits(context, &setup.key)
     }
@@ -130,7 +130,7 @@ fn claim_reverse(setup: &mut FlowSetup) -> Claim {
     prepare_reverse(setup);
     match insert(setup) {
         Claim::Taken if reclaim(setup) => Claim::Made,
-        Claim::Taken if setup.has_port_of_node() => replace(setup),
+        Claim::Taken if source_port::is_of_node(setup.flags) => replace(setup),
         claim => claim,
     }
 }

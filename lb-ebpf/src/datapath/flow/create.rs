@@ -1,7 +1,7 @@
 //! The creation of a flow: its backend, how its packets are forwarded, and the entries of both directions.
 
 use lb_common::{
-    Address, Backend, FlowEventKind, FrontendKind, Outcome,
+    Address, Backend, FlowEventKind, Outcome,
     conntrack::{Flow, flow_flags},
     settings_flags,
 };
@@ -13,6 +13,7 @@ use lb_ebpf::{
         forwarding::{
             Forwarding, flags_of, flags_of_service, forwarding, is_caught, may_be_routed, needs_no_entry,
         },
+        source_port::hairpin_changes_port,
     },
 };
 
@@ -119,9 +120,8 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
         Forwarding::Hairpin => {
             setup.to.source = setup.from.destination;
             setup.flags = flags_of(Forwarding::Hairpin, false);
-            // The source is an address of the node, whose sockets may have the client's port, so the flow gets a port
-            // that is reserved for masquerading. (Without settings that range is unknown.)
-            if request.service.kind == FrontendKind::NodePort as u8
+            // Without settings, the range of ports for masquerading is unknown.
+            if hairpin_changes_port(&request.service)
                 && let Ok(ports) = masquerade::ports()
             {
                 (setup.ports, setup.to.source_port) = (ports, ports.random());

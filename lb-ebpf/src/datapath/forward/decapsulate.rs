@@ -11,14 +11,14 @@ use aya_ebpf::{
     bindings::{BPF_F_ADJ_ROOM_FIXED_GSO, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC},
 };
 use lb_common::{
-    Address, Choice, FrontendKind, GUE_PORT, Outcome, Service, ServiceKey, backend_flags,
+    Address, Choice, FrontendKind, Outcome, Service, ServiceKey, backend_flags,
     conntrack::{Flow, Tuple},
-    device_flags, protocol,
+    device_flags,
 };
 use lb_ebpf::{
     forward::tunnel::{self, Tunnel},
     parse::{Body, Packet, frame::lengths, parse_at, parse_quoted},
-    rules::admission,
+    rules::{self, admission},
     service::schedule,
 };
 
@@ -84,20 +84,15 @@ fn reported(packet: &Packet, outcome: Outcome) -> Outcome {
 }
 
 /// Whether a packet that no flow translates may contain a tunnelled packet; `outcome` is the reason why no flow does.
-/// (A UDP packet to the GUE port counts only if it is for no Service, because a Service may use that port.)
 #[inline(always)]
 pub(crate) fn may_be_tunnel(outcome: Outcome, packet: &Packet) -> bool {
-    match outcome {
-        Outcome::NotTransport => DECAPSULATE.load() != 0,
-        Outcome::NoService => packet.body == Body::Udp && may_be_gue(&packet.tuple),
-        _ => false,
-    }
+    rules::tunnel::may_be_tunnel(outcome, packet.body, &packet.tuple, || DECAPSULATE.load() != 0)
 }
 
 /// Whether a packet with this tuple may be in a GUE tunnel.
 #[inline(always)]
 pub(crate) fn may_be_gue(tuple: &Tuple) -> bool {
-    DECAPSULATE.load() != 0 && tuple.destination_port == GUE_PORT && tuple.protocol == protocol::UDP
+    rules::tunnel::may_be_gue(tuple, || DECAPSULATE.load() != 0)
 }
 
 /// The result of [`receive`].

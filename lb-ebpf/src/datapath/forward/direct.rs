@@ -13,7 +13,7 @@ use lb_common::{
 use lb_ebpf::{
     parse::{Packet, frame::set_words},
     rewrite::FrameMut as _,
-    rules::forwarding::is_last_hop,
+    rules::{flow::bypassing, forwarding::is_last_hop},
 };
 
 use crate::datapath::{
@@ -58,7 +58,7 @@ pub(super) fn forward(
     conntrack::observe(packet, flow);
     rewrite::packet(skb, packet, flow, 1)?;
     send(skb, flow, hop)?;
-    Ok(if flow.flags & flow_flags::ROUTED != 0 { Outcome::Routed } else { Outcome::Direct })
+    Ok(bypassing(flow))
 }
 
 /// Sends a rewritten packet to its next hop.

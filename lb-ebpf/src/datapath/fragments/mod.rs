@@ -9,8 +9,11 @@
 mod early;
 
 use aya_ebpf::bindings::__sk_buff;
-use lb_common::{FragmentKey, FragmentedDatagram, Outcome, Span, Verdict, conntrack::Tuple, protocol};
-use lb_ebpf::parse::{Packet, Part};
+use lb_common::{FragmentKey, FragmentedDatagram, Outcome, Span, conntrack::Tuple, protocol};
+use lb_ebpf::{
+    parse::{Packet, Part},
+    rules::fragments::{Becomes, becomes},
+};
 
 use self::early::Held;
 use super::{
@@ -190,18 +193,6 @@ fn may_be_of_service(key: &FragmentKey) -> bool {
     vips::lookup(&key.destination).is_some() || unsafe { ENDPOINT_NAMES.get(&key.source) }.is_some()
 }
 
-/// What the programs do with the later fragments of a datagram.
-#[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-enum Becomes {
-    /// The later fragments get the ports of the first one.
-    Translated = 0,
-    /// The later fragments pass.
-    Untouched = 1,
-    /// The later fragments are dropped.
-    Dropped = 2,
-}
-
 /// Records the ports of a first fragment for the fragments that follow. At ingress, also makes the fragments that came
 /// before it, which wait in [`early`], enter the node again.
 ///
@@ -233,14 +224,7 @@ pub(super) fn remember_outcome(skb: &mut Skb, packet: &Packet, hook: Hook, outco
     if hook.is_egress() || packet.fragment.part != Part::First {
         return outcome;
     }
-    let becomes = match (outcome, outcome.verdict()) {
-        (Outcome::NoService | Outcome::OtherHook | Outcome::LeftToEarlier, _) => Becomes::Untouched,
-        // To answer a fragment, or to forward it without a flow, the program needs the transport header, which only the
-        // first fragment has.
-        (_, Verdict::Drop | Verdict::Bounce | Verdict::Route) => Becomes::Dropped,
-        // All other packets that pass have no ports that later fragments could need, or were never parsed.
-        (_, Verdict::Pass | Verdict::Hold) => return outcome,
-    };
+    let Some(becomes) = becomes(outcome) else { return outcome };
     if first(skb, packet, At::Ingress, becomes) { outcome } else { Outcome::RewriteFailed }
 }
 

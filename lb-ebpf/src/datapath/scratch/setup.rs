@@ -65,20 +65,6 @@ impl FlowSetup {
         self.flags & flow_flags::MASQUERADED != 0
     }
 
-    /// Whether the source port belongs to an address of the node. A new flow takes such a port from an ended connection
-    /// only after all entries of that connection are deleted.
-    #[inline(always)]
-    pub(crate) fn has_port_of_node(&self) -> bool {
-        matches!(self.flags, flow_flags::ROUTED | flow_flags::AT_EGRESS) || self.is_masqueraded()
-    }
-
-    /// Whether a socket of the node may have the source port: the source is an address of the node or, in a hairpin
-    /// flow, the virtual address, which may be one.
-    #[inline(always)]
-    pub(crate) fn may_meet_socket(&self) -> bool {
-        self.flags & flow_flags::HAIRPIN != 0 || self.has_port_of_node()
-    }
-
     /// The tuple of packets that the backend sends.
     #[inline(always)]
     pub(crate) fn from_backend(&self) -> Tuple {
