@@ -26,6 +26,11 @@ describe!(DeviceInfo { mtu, flags, mac, reserved });
 impl DeviceInfo {
     /// A device that is not in the map.
     pub const UNKNOWN: Self = Self { mtu: 0, flags: 0, mac: [0; 6], reserved: [0; 2] };
+
+    /// Whether packets of the device have an Ethernet header: see [`Self::mac`].
+    pub fn has_link_layer(&self) -> bool {
+        self.mac != [0; 6]
+    }
 }
 
 /// Bits of [`DeviceInfo::flags`].

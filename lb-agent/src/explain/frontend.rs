@@ -2,8 +2,7 @@
 //! `service::admit` and `service::vips::unlisted` of the BPF programs.
 
 use lb_common::{
-    Address, FrontendKind, Outcome, Scheduler, Service, ServiceKey, conntrack::Tuple, protocol,
-    service_flags, settings_flags,
+    Address, FrontendKind, Outcome, Scheduler, Service, ServiceKey, conntrack::Tuple, protocol, service_flags,
 };
 use lb_ebpf::rules::{
     admission::{self, Admission},
@@ -199,9 +198,11 @@ impl<T: Tables> Walk<'_, T> {
         let address = &self.question.tuple.destination;
         let settings = self.settings()?;
         let in_range = settings.is_some_and(|settings| settings.service_ranges.contains(address));
-        let drops = settings.is_some_and(|settings| settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0);
+        let drops = settings.is_some_and(|settings| settings.drops_unknown_vips());
         let vip = self.tables.vip(address)?;
-        let is = unlisted::unlisted(in_range, || vip, || drops, self.segment.is_rst());
+        // A system call has no segment.
+        let is_rst = self.segment.is_rst() && self.question.hook != HookPoint::Socket;
+        let is = unlisted::unlisted(in_range, || vip, || drops, is_rst);
         self.steps.push(TraceStep::Address { is: is.into() });
         Ok(Conclusion::of(is.outcome(self.question.tuple.protocol)))
     }

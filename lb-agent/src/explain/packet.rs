@@ -93,7 +93,7 @@ impl<T: Tables> Walk<'_, T> {
     /// Explains a packet that the XDP program passes on to tc ingress.
     fn left_to_tc(&mut self) -> WalkResult<Conclusion> {
         let question = Question { hook: HookPoint::Ingress, ..*self.question };
-        let mut at_tc = Walk::new(self.tables, &question);
+        let mut at_tc = Walk { is_created: self.is_created, ..Walk::new(self.tables, &question) };
         let verdict = at_tc.tc();
         self.steps = vec![TraceStep::LeftToTc];
         self.steps.append(&mut at_tc.steps);
@@ -109,12 +109,16 @@ impl<T: Tables> Walk<'_, T> {
         }
         let known = self.known_flow()?;
         if let Some(flow) = &known {
-            if flow.flags & flow_flags::ROUTED == 0 || self.bypasses_vip(flow)? {
+            if flow.flags & flow_flags::ROUTED == 0 {
                 return Ok(None);
             }
-            if !self.is_new_connection(flow)? {
-                let leaves = self.takes_frames(&flow.to)?;
-                return Ok(leaves.then(|| translated(flow, false)));
+            match self.relation(flow, false)? {
+                Relation::Same => {
+                    let leaves = self.takes_frames(&flow.to)?;
+                    return Ok(leaves.then(|| translated(flow, false)));
+                }
+                Relation::New => {}
+                Relation::OtherHook | Relation::Foreign => return Ok(None),
             }
         }
         let Some(request) = self.prepare()? else { return Ok(None) };
@@ -125,6 +129,8 @@ impl<T: Tables> Walk<'_, T> {
             }
         }
         let verdict = self.begin(&request, &backends, known.is_some())?;
+        // The program creates the flow before it knows whether the frame can leave.
+        self.is_created = true;
         if verdict == (Conclusion::Dropped { outcome: Outcome::NoRoute }) {
             return Ok(None);
         }
@@ -193,6 +199,22 @@ impl<T: Tables> Walk<'_, T> {
             self.steps.push(TraceStep::OfOtherFlow);
             return Err(Stop::With(untouched(Outcome::OtherHook)));
         }
+        match self.relation(flow, at_egress)? {
+            Relation::Same => Ok(true),
+            Relation::New => Ok(false),
+            Relation::OtherHook => {
+                self.steps.push(TraceStep::OtherHook);
+                Err(Stop::With(untouched(Outcome::OtherHook)))
+            }
+            Relation::Foreign => {
+                self.steps.push(TraceStep::Foreign);
+                Err(Stop::With(untouched(Outcome::NoService)))
+            }
+        }
+    }
+
+    /// The relation of the packet to the flow with this entry; adds a step about a SYN of the client.
+    fn relation(&mut self, flow: &Flow, at_egress: bool) -> WalkResult<Relation> {
         let (bypasses_vip, staleness) = (self.bypasses_vip(flow)?, self.staleness(flow)?);
         let has_reverse_entry = self.reverse_entry(flow)?.is_some();
         let is_lost = rules::proxy_protocol::is_lost(flow, || has_reverse_entry);
@@ -209,18 +231,7 @@ impl<T: Tables> Walk<'_, T> {
         if asked {
             self.note_staleness(staleness.or(is_lost.then_some(Staleness::HalfLost)));
         }
-        match relation {
-            Relation::Same => Ok(true),
-            Relation::New => Ok(false),
-            Relation::OtherHook => {
-                self.steps.push(TraceStep::OtherHook);
-                Err(Stop::With(untouched(Outcome::OtherHook)))
-            }
-            Relation::Foreign => {
-                self.steps.push(TraceStep::Foreign);
-                Err(Stop::With(untouched(Outcome::NoService)))
-            }
-        }
+        Ok(relation)
     }
 
     /// Whether this hook translates packets of the flow.
@@ -235,13 +246,6 @@ impl<T: Tables> Walk<'_, T> {
             return Ok(false);
         }
         Ok(self.reverse_entry(flow)?.is_some_and(|forward| rules::flow::has_ended(&forward, flow)))
-    }
-
-    /// Whether the packet begins a new connection although its tuple has an entry; like `conntrack::is_new_connection`.
-    fn is_new_connection(&mut self, flow: &Flow) -> WalkResult<bool> {
-        let staleness = self.staleness(flow)?;
-        self.note_staleness(staleness);
-        Ok(staleness.is_some_and(|staleness| staleness != Staleness::Fresh))
     }
 
     fn note_staleness(&mut self, staleness: Option<Staleness>) {

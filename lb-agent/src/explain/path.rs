@@ -69,11 +69,13 @@ impl<T: Tables> Walk<'_, T> {
         if self.has_no_room(flow_flags::AT_EGRESS, earlier)? {
             return Ok(Conclusion::Dropped { outcome: Outcome::ConntrackFull });
         }
-        let Tuple { destination, destination_port, .. } = self.question.tuple;
+        let Question { tuple, now, .. } = self.question;
+        let Tuple { destination, destination_port, .. } = *tuple;
+        let flow = Flow::new(tuple, tuple, 0, flow_flags::AT_EGRESS, *now);
         let candidate = Candidate {
             backend: step::socket(destination, destination_port),
             pod: self.tables.pod_name(&destination)?,
-            outcome: Outcome::Masquerade,
+            outcome: rules::flow::outcome(&flow, false),
             way: ForwardingPath::Masquerade,
             source: Source::Client,
         };
@@ -116,8 +118,12 @@ impl<T: Tables> Walk<'_, T> {
         Ok((false, self.node_source(backend)?))
     }
 
-    /// The node's address that the backend sees, as `masquerade::source` finds it.
+    /// The node's address that the backend sees, as `masquerade::source` finds it. Without settings, the range of ports
+    /// for masquerading is unknown.
     fn node_source(&self, backend: &Backend) -> WalkResult<Source> {
+        if self.settings()?.is_none() {
+            return Ok(Source::Unset);
+        }
         let source = match self.tables.route(&backend.address)?.and_then(|route| route.source) {
             Some(source) => Some(source),
             None => self.fallback(&backend.address)?.map(IpAddr::from),
@@ -189,7 +195,8 @@ impl<T: Tables> Walk<'_, T> {
         if !rules::flow::is_translated_at(flow, self.is_at_catch_device()?) {
             return Ok(Outcome::OtherHook);
         }
-        Ok(rules::flow::outcome(flow, exit.is_some()).of_first_packet())
+        let outcome = rules::flow::outcome(flow, exit.is_some());
+        Ok(if self.is_created { outcome } else { outcome.of_first_packet() })
     }
 
     /// Whether the flow table has no room for the entries of a connection whose first flow has these flags. One that
@@ -209,7 +216,7 @@ impl<T: Tables> Walk<'_, T> {
         }
         let from = &self.question.tuple;
         let reply = self.tables.flow(&flow.to.reversed())?;
-        if reply.is_some_and(|reply| !reply.leads_back_to(from) && !reply.is_second()) {
+        if reply.is_some_and(|reply| !reply.leads_back_to(from)) {
             let step = TraceStep::PortTaken { port: from.source_port };
             if !self.steps.contains(&step) {
                 self.steps.push(step);

@@ -1,6 +1,6 @@
 //! Tests of what the packet tests do not cover: system calls, and the texts of steps.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use bytemuck::Zeroable as _;
 use lb_common::{
@@ -28,6 +28,11 @@ struct Shelf {
     dns: Option<(ServiceKey, DnsIntercept)>,
     /// Flags of every device; `None` if `DEVICES` has no entry.
     device_flags: Option<u32>,
+    /// The MAC address of every device in `DEVICES`.
+    mac: [u8; 6],
+    /// The route to every address.
+    route: Option<Route>,
+    globals: Globals,
 }
 
 const NOW_NANOS: u64 = 1_000_000_000_000;
@@ -90,7 +95,7 @@ impl Tables for Shelf {
     }
 
     fn device(&self, _: u32) -> Result<Option<DeviceInfo>, DatapathError> {
-        Ok(self.device_flags.map(|flags| DeviceInfo { flags, ..DeviceInfo::UNKNOWN }))
+        Ok(self.device_flags.map(|flags| DeviceInfo { flags, mac: self.mac, ..DeviceInfo::UNKNOWN }))
     }
 
     fn settings(&self) -> Result<Settings, DatapathError> {
@@ -102,11 +107,11 @@ impl Tables for Shelf {
     }
 
     fn globals(&self) -> Globals {
-        Globals::default()
+        self.globals
     }
 
     fn route(&self, _: &Address) -> Result<Option<Route>, DatapathError> {
-        Ok(None)
+        Ok(self.route)
     }
 
     fn device_name(&self, _: u32) -> Option<String> {
@@ -149,6 +154,9 @@ fn shelf(flags: u16, backends: u8) -> Shelf {
         buckets: BTreeMap::new(),
         dns: None,
         device_flags: None,
+        mac: [0; 6],
+        route: None,
+        globals: Globals::default(),
         flows: BTreeMap::new(),
         settings: Settings {
             ports: 1,
@@ -225,6 +233,57 @@ fn texts_of_an_established_connection() {
     assert_eq!(said(&shelf, &answer)[2], "left untouched (other_hook)");
     let answer = Question { hook: HookPoint::Egress, ..answer };
     assert_eq!(said(&shelf, &answer)[1], "translated to 10.96.0.10:80 -> 192.0.2.1:40000 (reply)");
+}
+
+const ROUTE: Route = Route { device: 2, source: None, mtu: 1500, neighbour: true };
+
+/// The outcome of the packet, which begins a flow with the only backend.
+fn outcome_of_begun(shelf: &Shelf, question: &Question) -> Outcome {
+    let verdict = explain(shelf, question).unwrap().verdict;
+    let Conclusion::Begins { backends } = verdict else { panic!("{verdict:?}") };
+    backends[0].outcome
+}
+
+#[test]
+fn caught_packets_to_other_nodes_need_the_ports_of_the_settings() {
+    let mut shelf = shelf(0, 1);
+    let source = Some(IpAddr::from([192, 0, 2, 254]));
+    (shelf.device_flags, shelf.route) = (Some(device_flags::CATCH), Some(Route { source, ..ROUTE }));
+    let question = question(HookPoint::Ingress, 80);
+    assert_eq!(outcome_of_begun(&shelf, &question), Outcome::Caught);
+    shelf.settings.ports = 0;
+    let explanation = explain(&shelf, &question).unwrap();
+    assert_eq!(explanation.verdict, Conclusion::Dropped { outcome: Outcome::NoSourcePort });
+}
+
+#[test]
+fn packets_from_devices_without_link_layer_take_the_stack() {
+    let mut shelf = shelf(0, 1);
+    (shelf.globals.direct, shelf.route) = (true, Some(ROUTE));
+    let question = question(HookPoint::Ingress, 80);
+    assert_eq!(outcome_of_begun(&shelf, &question), Outcome::NewDirectFlow);
+    (shelf.device_flags, shelf.mac) = (Some(0), [2, 0, 0, 0, 0, 1]);
+    assert_eq!(outcome_of_begun(&shelf, &question), Outcome::NewDirectFlow);
+    shelf.mac = [0; 6];
+    assert_eq!(outcome_of_begun(&shelf, &question), Outcome::NewFlow);
+}
+
+/// XDP creates the flow, cannot send the frame, and tc finds the flow.
+#[test]
+fn first_packet_of_a_flow_that_xdp_cannot_send_counts_as_one_of_an_existing_flow() {
+    let mut shelf = shelf(service_flags::MASQUERADE_EXTERNAL, 1);
+    (shelf.device_flags, shelf.route) = (Some(device_flags::WIRE), Some(Route { neighbour: false, ..ROUTE }));
+    let question = question(HookPoint::Xdp, 80);
+    assert_eq!(outcome_of_begun(&shelf, &question), Outcome::Routed);
+    let at_tc = Question { hook: HookPoint::Ingress, ..question };
+    assert_eq!(outcome_of_begun(&shelf, &at_tc), Outcome::NewRoutedFlow);
+}
+
+#[test]
+fn system_call_to_an_unlisted_port_is_refused_whatever_the_segment() {
+    let question = Question { kind: PacketKind::Rst, ..question(HookPoint::Socket, 81) };
+    let explanation = explain(&shelf(0, 1), &question).unwrap();
+    assert_eq!(explanation.verdict, Conclusion::Rejected { outcome: Outcome::RejectTcp });
 }
 
 /// The flow table has the entry of a caught connection that has ended. The program at egress leaves the SYN of the next

@@ -35,17 +35,21 @@ pub(super) struct Walk<'a, T> {
     pub(super) question: &'a Question,
     pub(super) segment: Segment,
     pub(super) steps: Vec<TraceStep>,
+    /// Whether the XDP program has created the flow of the packet, and then left the packet to tc.
+    pub(super) is_created: bool,
 }
 
 impl<'a, T: Tables> Walk<'a, T> {
     pub(super) fn new(tables: &'a T, question: &'a Question) -> Self {
-        Self { tables, question, segment: question.segment(), steps: Vec::new() }
+        Self { tables, question, segment: question.segment(), steps: Vec::new(), is_created: false }
     }
 
     /// The route by which packets of the flow bypass the stack under `--forwarding direct`; `None` if they take the
     /// stack. Like `forward::direct`. Not for routed flows, which bypass the stack in any case.
     pub(super) fn direct_exit(&self, flow: &Flow) -> WalkResult<Option<Route>> {
-        if !flow.may_bypass_stack(self.tables.globals().direct) {
+        // A device that is not in the map has a link-layer header.
+        let has_link_layer = self.tables.device(self.question.device)?.is_none_or(|it| it.has_link_layer());
+        if !has_link_layer || !flow.may_bypass_stack(self.tables.globals().direct) {
             return Ok(None);
         }
         Ok(self.tables.route(&flow.to.destination)?.filter(|route| route.neighbour))
