@@ -9,7 +9,7 @@ const GENERATOR: u32 = 0x82f6_3b78;
 /// The polynomial 1, in the bit order of the CRC.
 const ONE: u32 = 1 << 31;
 /// Number of bits that hold a packet's length in bytes.
-const LENGTH_BITS: usize = Change::STEPS as usize;
+const LENGTH_BITS: usize = CrcChange::STEPS as usize;
 
 /// `x^(8 * 2^k)` for every `k`: the factor that shifts a polynomial by 2^k bytes.
 const BYTE_POWERS: [u32; LENGTH_BITS] = powers();
@@ -48,15 +48,15 @@ const fn multiplied(a: u32, b: u32) -> u32 {
 
 /// The change of a CRC32c (to be combined by exclusive or) when the first four bytes of a packet change.
 ///
-/// It is computed in [`Change::STEPS`] steps, so that a BPF program can run them in `bpf_loop`.
+/// It is computed in [`CrcChange::STEPS`] steps, so that a BPF program can run them in `bpf_loop`.
 #[derive(Clone, Copy, Debug)]
-pub struct Change {
+pub struct CrcChange {
     change: u32,
     length: u32,
     done: u32,
 }
 
-impl Change {
+impl CrcChange {
     /// Steps until [`Self::result`] is complete.
     pub const STEPS: u32 = 16;
 
@@ -109,8 +109,8 @@ mod tests {
             after[..4].copy_from_slice(&[0x9c, 0x40, 0x0f, 0xa1]);
             let delta = u32::from_le_bytes([before[0], before[1], before[2], before[3]])
                 ^ u32::from_le_bytes([0x9c, 0x40, 0x0f, 0xa1]);
-            let mut change = Change::new(delta, length);
-            (0..Change::STEPS).for_each(|_| change.step());
+            let mut change = CrcChange::new(delta, length);
+            (0..CrcChange::STEPS).for_each(|_| change.step());
             assert_eq!(crc32c(&before) ^ change.result(), crc32c(&after), "{length} bytes");
         }
     }

@@ -1,4 +1,4 @@
-//! Files of different folders of a crate never import each other in a circle.
+//! Files of different folders of a crate never import each other in a circle, and no crate holds most of the code.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -43,6 +43,22 @@ fn files_of_different_folders_import_each_other_in_no_circle() {
         assert!(imports.values().flatten().count() > modules.len() / 2, "{name} imports nothing");
         let circles = circles_between_folders(&modules, &imports);
         assert!(circles.is_empty(), "{name}: import circles span folders: {circles:#?}");
+    }
+}
+
+#[test]
+fn no_crate_has_more_than_35_percent_of_the_lines() {
+    let lines = |name: &str| -> usize {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name(name);
+        let sources = paths(&folder, ".rs");
+        assert!(!sources.is_empty(), "{name} has no sources");
+        sources.iter().map(|path| fs::read_to_string(path).expect("a source").lines().count()).sum()
+    };
+    let crates: BTreeMap<&str, usize> =
+        CRATES.into_iter().chain(["lb-output", "tests", "fuzz"]).map(|name| (name, lines(name))).collect();
+    let all: usize = crates.values().sum();
+    for (name, lines) in crates {
+        assert!(lines * 100 <= all * 35, "{name} has {lines} of {all} lines");
     }
 }
 

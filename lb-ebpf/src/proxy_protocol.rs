@@ -93,7 +93,7 @@ const FAST_OPEN: u8 = 34;
 /// ignore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Change {
+pub enum HeaderChange {
     /// Adds the number to the sequence number.
     ShiftSeq = 0,
     /// Subtracts the number from the acknowledgement number, and from the edges of selective acknowledgements.
@@ -112,19 +112,19 @@ pub enum Change {
     Nothing = 6,
 }
 
-/// Applies the [`Change`] with this value to the fixed part of a header; [`Options`] applies it to the options. (A BPF
+/// Applies the [`HeaderChange`] with this value to the fixed part of a header; [`Options`] applies it to the options. (A BPF
 /// subprogram takes no enum: the verifier knows only that the argument is a number.)
 #[inline(always)]
 pub fn change(header: &mut TcpBytes, change: u32, by: u32) {
-    if change == Change::ShiftSeq as u32 {
+    if change == HeaderChange::ShiftSeq as u32 {
         shift(header, SEQ, by);
-    } else if change == Change::ShiftAck as u32 {
+    } else if change == HeaderChange::ShiftAck as u32 {
         shift(header, ACK, by.wrapping_neg());
-    } else if change == Change::SetAck as u32 {
+    } else if change == HeaderChange::SetAck as u32 {
         header[ACK..ACK + 4].copy_from_slice(&by.to_be_bytes());
-    } else if change == Change::NarrowWindow as u32 {
+    } else if change == HeaderChange::NarrowWindow as u32 {
         narrow(header, by);
-    } else if change == Change::Carry as u32 {
+    } else if change == HeaderChange::Carry as u32 {
         header[FLAGS] = header[FLAGS] & !(FIN | URG) | PSH;
         header[URGENT..URGENT + 2].fill(0);
     }
@@ -138,7 +138,7 @@ fn shift(header: &mut TcpBytes, offset: usize, by: u32) {
     }
 }
 
-/// See [`Change::NarrowWindow`].
+/// See [`HeaderChange::NarrowWindow`].
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "a window of 16 bits only becomes smaller")]
 fn narrow(header: &mut TcpBytes, by: u32) {
@@ -152,7 +152,7 @@ pub fn clear_checksum(header: &mut TcpBytes) {
     header[CHECKSUM..CHECKSUM + 2].fill(0);
 }
 
-/// Applies a [`Change`] to the options of a header, step by step, so that a program can make the steps in a `bpf_loop`.
+/// Applies a [`HeaderChange`] to the options of a header, step by step, so that a program can make the steps in a `bpf_loop`.
 /// Each step handles an option, or a byte of the option that is removed.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -173,13 +173,13 @@ impl Options {
     /// remove.
     pub const STEPS: u32 = TCP_LONGEST - lengths::TCP + 1;
 
-    /// Prepares to apply the [`Change`] with this value to the options of a header of `length` bytes.
+    /// Prepares to apply the [`HeaderChange`] with this value to the options of a header of `length` bytes.
     #[inline(always)]
     pub const fn new(change: u32, length: u32, by: u32) -> Self {
-        let shifts = change == Change::ShiftAck as u32;
-        let kind = if shifts || change == Change::SetAck as u32 {
+        let shifts = change == HeaderChange::ShiftAck as u32;
+        let kind = if shifts || change == HeaderChange::SetAck as u32 {
             SACK
-        } else if change == Change::RemoveFastOpen as u32 {
+        } else if change == HeaderChange::RemoveFastOpen as u32 {
             FAST_OPEN
         } else {
             END
@@ -278,7 +278,7 @@ mod tests {
         assert_eq!((&bytes[..], length(false)), (&expected[..], 52));
     }
 
-    fn apply(header: &mut TcpBytes, what: Change, length: u32, by: u32) {
+    fn apply(header: &mut TcpBytes, what: HeaderChange, length: u32, by: u32) {
         change(header, what as u32, by);
         let mut options = Options::new(what as u32, length, by);
         for _ in 0..Options::STEPS {
@@ -291,13 +291,13 @@ mod tests {
     #[test]
     fn numbers_wrap_around_and_windows_do_not() {
         let (mut header, length) = header(&[]);
-        apply(&mut header, Change::SetAck, length, 20);
-        apply(&mut header, Change::ShiftAck, length, 28);
-        apply(&mut header, Change::ShiftSeq, length, 52);
+        apply(&mut header, HeaderChange::SetAck, length, 20);
+        apply(&mut header, HeaderChange::ShiftAck, length, 28);
+        apply(&mut header, HeaderChange::ShiftSeq, length, 52);
         assert_eq!((&header[4..8], &header[8..12]), (&[0, 0, 0, 52][..], &[0xff, 0xff, 0xff, 0xf8][..]));
         for (window, left) in [(0_u16, 0), (27, 0), (28, 0), (65_535, 65_507_u16)] {
             header[14..16].copy_from_slice(&window.to_be_bytes());
-            apply(&mut header, Change::NarrowWindow, length, 28);
+            apply(&mut header, HeaderChange::NarrowWindow, length, 28);
             assert_eq!(header[14..16], left.to_be_bytes(), "{window}");
         }
     }
@@ -316,7 +316,7 @@ mod tests {
             (vec![5, 0, 34, 2], None),
         ] {
             let (mut bytes, length) = header(&options);
-            apply(&mut bytes, Change::RemoveFastOpen, length, 0);
+            apply(&mut bytes, HeaderChange::RemoveFastOpen, length, 0);
             let after = expected.unwrap_or_else(|| options.clone());
             assert_eq!(bytes[20..20 + options.len()], after, "{options:?}");
         }
@@ -335,9 +335,9 @@ mod tests {
             };
             let (mut shifted, length) = header(&of(0));
             let mut removed = shifted;
-            apply(&mut shifted, Change::ShiftAck, length, 28);
+            apply(&mut shifted, HeaderChange::ShiftAck, length, 28);
             assert_eq!(shifted[20..length as usize], of(28));
-            apply(&mut removed, Change::SetAck, length, 0);
+            apply(&mut removed, HeaderChange::SetAck, length, 0);
             assert_eq!(removed[20..34], timestamps);
             assert!(removed[34..length as usize].iter().all(|byte| *byte == NOP));
         }
@@ -348,7 +348,7 @@ mod tests {
         let (mut bytes, length) = header(&[]);
         bytes[FLAGS] = 0xf1;
         bytes[CHECKSUM..URGENT + 2].fill(7);
-        apply(&mut bytes, Change::Carry, length, 0);
+        apply(&mut bytes, HeaderChange::Carry, length, 0);
         assert_eq!((bytes[FLAGS], &bytes[16..20]), (0xd8, &[7, 7, 0, 0][..]), "ACK and ECN stay");
         clear_checksum(&mut bytes);
         assert_eq!(bytes[16..20], [0; 4]);
@@ -362,7 +362,7 @@ mod tests {
         ) {
             let (bytes, length) = header(&options);
             let mut changed = bytes;
-            for (change, by) in [(Change::RemoveFastOpen, 0), (Change::ShiftAck, 52), (Change::SetAck, 52_u32.wrapping_neg())] {
+            for (change, by) in [(HeaderChange::RemoveFastOpen, 0), (HeaderChange::ShiftAck, 52), (HeaderChange::SetAck, 52_u32.wrapping_neg())] {
                 apply(&mut changed, change, length, by);
             }
             prop_assert_eq!(changed[..8].to_vec(), bytes[..8].to_vec());

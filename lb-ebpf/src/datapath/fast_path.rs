@@ -16,7 +16,7 @@ use super::{
     filter::Filter,
     flow::{
         of_node,
-        table::{self, Found, Table},
+        table::{self, Table, TableLookup},
     },
     forward::{self, Forwarded, decapsulate},
     maps, service, settings,
@@ -58,13 +58,13 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
     let Some(table) = Table::get() else { return FastPath::NotPlain };
     let Some(mut plain) = parse_plain(skb) else { return FastPath::NotPlain };
     let known = match table::find(table, &plain.tuple) {
-        Found::Flow(flow) => Some(flow),
+        TableLookup::Flow(flow) => Some(flow),
         // Few flows are in the overflow. The slow path handles them: if this function did, the verifier would check the
         // code below twice.
-        Found::MayBeInOverflow if table::is_in_overflow(&plain.tuple) => {
+        TableLookup::MayBeInOverflow if table::is_in_overflow(&plain.tuple) => {
             return stored(&plain, FastPath::HasFlow);
         }
-        Found::MayBeInOverflow | Found::Absent => None,
+        TableLookup::MayBeInOverflow | TableLookup::Absent => None,
     };
     match known {
         Some(flow) if plain.continues_flow() => {

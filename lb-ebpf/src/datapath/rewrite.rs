@@ -5,7 +5,7 @@ use lb_common::{
     Address, Outcome,
     checksum::Sum,
     conntrack::{Flow, Tuple},
-    crc32c::Change,
+    crc32c::CrcChange,
 };
 use lb_ebpf::{
     parse::{
@@ -160,9 +160,9 @@ fn change_of_crc(delta: u32, length: u32) -> Result<u32, Outcome> {
 #[inline(never)]
 extern "C" fn sctp_checksum_change(delta: u32, length: u32) -> u64 {
     let Ok(scratch) = scratch() else { return u64::MAX };
-    *scratch.crc() = Change::new(delta, length);
+    *scratch.crc() = CrcChange::new(delta, length);
     // SAFETY: `step` has the signature that the kernel calls it with, and uses no context.
-    unsafe { bpf_loop(Change::STEPS, step as *mut _, core::ptr::null_mut(), 0) };
+    unsafe { bpf_loop(CrcChange::STEPS, step as *mut _, core::ptr::null_mut(), 0) };
     u64::from(scratch.crc().result())
 }
 

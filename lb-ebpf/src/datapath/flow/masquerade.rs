@@ -22,7 +22,7 @@ use crate::datapath::{
     clock::now,
     context::HookContext,
     device,
-    route::{self, ANY_LENGTH, Found, next_hop},
+    route::{self, ANY_LENGTH, FibResult, next_hop},
     scratch::setup::{Claim, FlowSetup, Ports},
     settings,
 };
@@ -41,7 +41,7 @@ pub(super) fn ports() -> Result<Ports, Outcome> {
 pub(crate) fn source(context: &HookContext, from: &Tuple, to: &Tuple) -> Result<Address, Outcome> {
     let found = route::lookup(context, from, to, ANY_LENGTH, BPF_FIB_LOOKUP_SRC | BPF_FIB_LOOKUP_SKIP_NEIGH);
     match route::found()?.source() {
-        Some(source) if found == Found::Route => Ok(source),
+        Some(source) if found == FibResult::Route => Ok(source),
         _ => fallback(to.destination.is_v4()),
     }
 }
@@ -58,8 +58,8 @@ pub(super) fn routed_source(context: &HookContext, from: &Tuple, to: &Tuple) -> 
     let length = u16::try_from(entrance.mtu).unwrap_or(u16::MAX);
     let found = route::lookup(context, from, to, length, BPF_FIB_LOOKUP_SRC);
     match found {
-        Found::Route | Found::WithoutNeighbour => {}
-        Found::TooNarrow | Found::Nothing => return Address::NONE,
+        FibResult::Route | FibResult::WithoutNeighbour => {}
+        FibResult::TooNarrow | FibResult::Nothing => return Address::NONE,
     }
     next_hop::store(context, from, to, found, now());
     let Ok(route) = route::found() else { return Address::NONE };

@@ -18,7 +18,7 @@ use lb_ebpf::{
         bounds::clamped,
         frame::{Frame as _, lengths},
     },
-    proxy_protocol::{self as bytes, Change, LONGEST, Options, TCP_LONGEST, TcpBytes},
+    proxy_protocol::{self as bytes, HeaderChange, LONGEST, Options, TCP_LONGEST, TcpBytes},
     rules::proxy_protocol::{self as rules, ToBackend, ToClient},
 };
 
@@ -50,7 +50,7 @@ pub(crate) fn change(skb: &mut Skb, packet: &mut Packet, flow: &mut Flow, hook: 
     if plan & LOST != 0 || plan & CUT != 0 && packet.fragment.part != Part::Whole {
         return Err(Outcome::RewriteFailed);
     }
-    let by = if plan & CHANGE == Change::SetAck as u32 { flow.last_ack } else { header };
+    let by = if plan & CHANGE == HeaderChange::SetAck as u32 { flow.last_ack } else { header };
     change_tcp(skb, packet, plan & CHANGE, by)?;
     if plan & CUT != 0 {
         replace(skb, packet, if plan & HEADER != 0 { header } else { 0 })?;
@@ -58,7 +58,7 @@ pub(crate) fn change(skb: &mut Skb, packet: &mut Packet, flow: &mut Flow, hook: 
     Ok(())
 }
 
-/// Bits of a plan: the [`Change`] of the TCP header.
+/// Bits of a plan: the [`HeaderChange`] of the TCP header.
 const CHANGE: u32 = 0xff;
 /// Bit of a plan: the segment loses its payload.
 const CUT: u32 = 0x100;
@@ -90,16 +90,16 @@ extern "C" fn proxy_plan(segment: *mut Segment, flow: *mut Flow, header: u32) ->
 #[inline(always)]
 fn plan_to_backend(segment: &mut Segment, flow: &mut Flow, reply: &Flow) -> u32 {
     match rules::to_backend(segment, flow, reply) {
-        ToBackend::Unchanged => Change::Nothing as u32,
-        ToBackend::Shift => Change::ShiftSeq as u32,
+        ToBackend::Unchanged => HeaderChange::Nothing as u32,
+        ToBackend::Shift => HeaderChange::ShiftSeq as u32,
         ToBackend::Bare => {
             let cut = if segment.payload == 0 { 0 } else { CUT };
             segment.payload = 0;
-            Change::RemoveFastOpen as u32 | cut
+            HeaderChange::RemoveFastOpen as u32 | cut
         }
         ToBackend::Header => {
             flow.seen |= seen::PROXY_HEADER;
-            let mut plan = Change::Carry as u32 | CUT | HEADER;
+            let mut plan = HeaderChange::Carry as u32 | CUT | HEADER;
             if segment.end() != segment.seq {
                 // So that the copy does not count as a retransmission when it enters the node.
                 flow.next_seq = segment.seq;
@@ -115,16 +115,16 @@ fn plan_to_backend(segment: &mut Segment, flow: &mut Flow, reply: &Flow) -> u32 
 #[inline(always)]
 fn plan_to_client(segment: &mut Segment, flow: &mut Flow, header: u32) -> u32 {
     let change = match rules::to_client(segment, flow, header) {
-        ToClient::Unchanged => Change::Nothing,
-        ToClient::Accept => Change::NarrowWindow,
+        ToClient::Unchanged => HeaderChange::Nothing,
+        ToClient::Accept => HeaderChange::NarrowWindow,
         ToClient::AcknowledgeSyn => {
             segment.ack = flow.last_ack;
-            Change::SetAck
+            HeaderChange::SetAck
         }
         ToClient::Shift => {
             flow.seen |= seen::PROXY_HEADER;
             segment.ack = segment.ack.wrapping_sub(header);
-            Change::ShiftAck
+            HeaderChange::ShiftAck
         }
     };
     change as u32

@@ -13,7 +13,7 @@ use super::{
 
 /// The result of a lookup: `BPF_FIB_LKUP_RET_*`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum FibResult {
     /// The whole route, with the MAC address of its next hop.
     Route,
     /// A route whose next hop is not resolved to a MAC address yet.
@@ -24,7 +24,7 @@ pub(crate) enum Found {
     Nothing,
 }
 
-impl Found {
+impl FibResult {
     #[inline(always)]
     const fn of(result: i64) -> Self {
         match result {
@@ -48,8 +48,8 @@ pub(crate) const ANY_LENGTH: u16 = 1;
 /// Like the stack, the lookup uses the source of `from` and the destination of `to`: netfilter translates destinations
 /// before routing, sources afterwards. So `ip rule from POD` also applies to a pod's replies.
 #[inline(never)]
-pub(crate) fn lookup(context: &HookContext, from: &Tuple, to: &Tuple, length: u16, flags: u32) -> Found {
-    let Ok(scratch) = scratch() else { return Found::Nothing };
+pub(crate) fn lookup(context: &HookContext, from: &Tuple, to: &Tuple, length: u16, flags: u32) -> FibResult {
+    let Ok(scratch) = scratch() else { return FibResult::Nothing };
     let route = scratch.route();
     *route = Route::request(from, to, length, context.device);
     route.set_mark(context.mark);
@@ -69,7 +69,7 @@ pub(crate) fn lookup(context: &HookContext, from: &Tuple, to: &Tuple, length: u1
         result = lookup(0);
         route.clear_source();
     }
-    Found::of(result)
+    FibResult::of(result)
 }
 
 /// The error of a helper for an unknown flag.
@@ -86,11 +86,11 @@ pub(crate) fn found() -> Result<&'static Route, Outcome> {
 #[inline(always)]
 pub(crate) fn resolve(skb: &mut Skb, from: &Tuple, to: &Tuple) -> Result<u32, Outcome> {
     let result = lookup(&skb.context(), from, to, ANY_LENGTH, BPF_FIB_LOOKUP_SKIP_NEIGH);
-    if result == Found::Nothing {
+    if result == FibResult::Nothing {
         return Err(Outcome::NoRoute);
     }
     let route = found()?;
     skb.exit = Exit::neighbour(route.device);
     // Kernels before 6.3 cannot skip the neighbour, and report no MTU without one.
-    Ok(if result == Found::WithoutNeighbour { 0 } else { u32::from(route.mtu()) })
+    Ok(if result == FibResult::WithoutNeighbour { 0 } else { u32::from(route.mtu()) })
 }

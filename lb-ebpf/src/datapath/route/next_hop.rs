@@ -9,7 +9,7 @@ use lb_common::{
 };
 use lb_ebpf::rules::forwarding::next_hop_flags_of;
 
-use super::{ANY_LENGTH, Found, found, lookup};
+use super::{ANY_LENGTH, FibResult, found, lookup};
 use crate::datapath::{context::HookContext, device, settings, words};
 
 /// Next hops by [`NextHopKey::slot`]; a new one replaces an older one with the same slot.
@@ -56,7 +56,7 @@ fn renew(context: &HookContext, from: &Tuple, to: &Tuple, cached: &mut CachedNex
 
 /// Caches the result of a route lookup for packets that came in as `from` and become `to`.
 #[inline(always)]
-pub(crate) fn store(context: &HookContext, from: &Tuple, to: &Tuple, result: Found, now: Tick) {
+pub(crate) fn store(context: &HookContext, from: &Tuple, to: &Tuple, result: FibResult, now: Tick) {
     let key = NextHopKey::new(to, context.device);
     if let Some(cached) = cached(&key) {
         cached.key = key;
@@ -70,11 +70,11 @@ pub(crate) fn store(context: &HookContext, from: &Tuple, to: &Tuple, result: Fou
 /// stack or `bpf_redirect_neigh`, either of which resolves the neighbour, and the program repeats the lookup for the
 /// next packet.
 #[inline(always)]
-fn note(result: Found, hop: &mut NextHop, now: Tick) {
+fn note(result: FibResult, hop: &mut NextHop, now: Tick) {
     hop.flags = if settings::routes_by_destination() { next_hop_flags::OF_DESTINATION } else { 0 };
-    hop.resolved_at = if result == Found::WithoutNeighbour { Tick(0) } else { now };
+    hop.resolved_at = if result == FibResult::WithoutNeighbour { Tick(0) } else { now };
     let Ok(route) = found() else { return };
-    if result == Found::Route {
+    if result == FibResult::Route {
         (hop.destination, hop.source) = route.macs();
         (hop.device, hop.mtu) = (route.device, route.mtu());
         let of_device = next_hop_flags_of(device::info(route.device).flags);

@@ -4,7 +4,7 @@ use aya_ebpf::{btf_maps::PerCpuArray, macros::btf_map};
 use lb_common::{
     Outcome,
     conntrack::{Flow, Tuple},
-    crc32c::Change,
+    crc32c::CrcChange,
 };
 use lb_ebpf::{
     forward::tunnel::Tunnel,
@@ -81,7 +81,7 @@ fields! {
     /// The route of the last lookup.
     route: Route,
     /// The SCTP checksum that is being updated.
-    crc: Change,
+    crc: CrcChange,
     /// The socket that is being looked up.
     socket: SocketTuple,
     /// The TCP header that is being changed.

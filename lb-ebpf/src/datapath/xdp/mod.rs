@@ -29,7 +29,7 @@ use super::{
     flow::{
         conntrack, create,
         new::{self, Begin, FlowCreation},
-        table::{self, Found, Table},
+        table::{self, Table, TableLookup},
     },
     link, maps,
     route::next_hop,
@@ -80,13 +80,13 @@ fn fast_path(xdp: &mut Xdp) -> FastPath {
     let Some(table) = Table::get() else { return FastPath::NotPlain };
     let Some(plain) = parse_plain(xdp) else { return FastPath::NotPlain };
     let known = match table::find(table, &plain.tuple) {
-        Found::Flow(flow) => Some(flow),
+        TableLookup::Flow(flow) => Some(flow),
         // Few flows are in the overflow. The slow path handles them: if this function did, the verifier would check the
         // code below twice.
-        Found::MayBeInOverflow if table::is_in_overflow(&plain.tuple) => {
+        TableLookup::MayBeInOverflow if table::is_in_overflow(&plain.tuple) => {
             return stored(&plain, FastPath::HasFlow);
         }
-        Found::MayBeInOverflow | Found::Absent => None,
+        TableLookup::MayBeInOverflow | TableLookup::Absent => None,
     };
     match known {
         Some(flow) if flow.flags & flow_flags::ROUTED != 0 && plain.continues_flow() => {

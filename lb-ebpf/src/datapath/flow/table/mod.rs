@@ -26,7 +26,7 @@ pub(crate) use self::{
 };
 
 /// The result of [`find`].
-pub(crate) enum Found {
+pub(crate) enum TableLookup {
     /// Neither the table nor the overflow has an entry with the key.
     Absent,
     /// The flow of the entry, which is in the table.
@@ -39,11 +39,11 @@ pub(crate) enum Found {
 /// packet of an established flow. Only the fast paths inline this function, because the verifier checks each copy; all
 /// others use [`lookup`] or [`locate`].
 #[inline(always)]
-pub(crate) fn find(table: Table, key: &Tuple) -> Found {
+pub(crate) fn find(table: Table, key: &Tuple) -> TableLookup {
     match flow_table::find(&table, &table.places(key), key) {
-        Some(entry) => Found::Flow(entry.slot.flow()),
-        None if table.has_overflow() => Found::MayBeInOverflow,
-        None => Found::Absent,
+        Some(entry) => TableLookup::Flow(entry.slot.flow()),
+        None if table.has_overflow() => TableLookup::MayBeInOverflow,
+        None => TableLookup::Absent,
     }
 }
 
