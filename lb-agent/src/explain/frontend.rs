@@ -180,6 +180,7 @@ impl<T: Tables> Walk<'_, T> {
             Admission::NoLocalBackend => self.steps.push(TraceStep::NoBackends { elsewhere: true }),
             Admission::NoBackends => self.steps.push(TraceStep::NoBackends { elsewhere: false }),
             Admission::StraySynAck => self.steps.push(TraceStep::StraySynAck),
+            // (Of a process of the node; `explain` does not cover sockets of pods.)
             Admission::LeftToPackets => {
                 self.steps.push(TraceStep::SocketWithoutHeader { refused: false });
             }

@@ -93,7 +93,7 @@ impl<T: Tables> Walk<'_, T> {
     /// Explains a packet that the XDP program passes on to tc ingress.
     fn left_to_tc(&mut self) -> WalkResult<Conclusion> {
         let question = Question { hook: HookPoint::Ingress, ..*self.question };
-        let mut at_tc = Walk { is_created: self.is_created, ..Walk::new(self.tables, &question) };
+        let mut at_tc = Walk { is_left_by_xdp: self.is_left_by_xdp, ..Walk::new(self.tables, &question) };
         let verdict = at_tc.tc();
         self.steps = vec![TraceStep::LeftToTc];
         self.steps.append(&mut at_tc.steps);
@@ -123,14 +123,13 @@ impl<T: Tables> Walk<'_, T> {
         }
         let Some(request) = self.prepare()? else { return Ok(None) };
         let backends = self.choose(&request, known.as_ref())?;
+        self.is_left_by_xdp = true;
         for backend in &backends {
             if !self.is_routed(&request, backend)? {
                 return Ok(None);
             }
         }
         let verdict = self.begin(&request, &backends, known.is_some())?;
-        // The program creates the flow before it knows whether the frame can leave.
-        self.is_created = true;
         if verdict == (Conclusion::Dropped { outcome: Outcome::NoRoute }) {
             return Ok(None);
         }
@@ -153,7 +152,7 @@ impl<T: Tables> Walk<'_, T> {
 
     /// Whether XDP can send frames with the tuple `to`: the kernel knows the link-layer address of their next hop, and
     /// the device of the route can send them, by `XDP_TX` if the packet arrived on that device, else by a redirect.
-    fn takes_frames(&self, to: &Tuple) -> WalkResult<bool> {
+    pub(super) fn takes_frames(&self, to: &Tuple) -> WalkResult<bool> {
         let Some(route) = self.tables.route(&to.destination)? else { return Ok(false) };
         let info = self.tables.device(route.device)?;
         let flags = info.map_or(0, |info| forwarding::next_hop_flags_of(info.flags));

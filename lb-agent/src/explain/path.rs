@@ -196,7 +196,9 @@ impl<T: Tables> Walk<'_, T> {
             return Ok(Outcome::OtherHook);
         }
         let outcome = rules::flow::outcome(flow, exit.is_some());
-        Ok(if self.is_created { outcome } else { outcome.of_first_packet() })
+        // The XDP program creates the flow before it knows whether the frame can leave.
+        let is_created = self.is_left_by_xdp && is_routed && !self.takes_frames(&flow.to)?;
+        Ok(if is_created { outcome } else { outcome.of_first_packet() })
     }
 
     /// Whether the flow table has no room for the entries of a connection whose first flow has these flags. One that

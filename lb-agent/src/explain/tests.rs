@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use bytemuck::Zeroable as _;
 use lb_common::{
     Address, Affinity, Backend, ConnectionLimits, ConnectionRate, DeviceInfo, DnsIntercept, FrontendKind,
-    Network, Networks, Outcome, Scheduler, Service, ServiceClient, ServiceKey, Settings, Vip,
+    Network, Networks, Outcome, Scheduler, Service, ServiceClient, ServiceKey, Settings, Vip, backend_flags,
     conntrack::{Flow, Tick, Tuple, flow_flags, seen},
     device_flags,
     handover::OVER,
@@ -277,6 +277,9 @@ fn first_packet_of_a_flow_that_xdp_cannot_send_counts_as_one_of_an_existing_flow
     assert_eq!(outcome_of_begun(&shelf, &question), Outcome::Routed);
     let at_tc = Question { hook: HookPoint::Ingress, ..question };
     assert_eq!(outcome_of_begun(&shelf, &at_tc), Outcome::NewRoutedFlow);
+    // A backend whose flows only tc can create: which one the program chooses decides.
+    shelf.backends[0].flags = backend_flags::HOST;
+    assert_eq!(outcome_of_begun(&shelf, &question), Outcome::NewFlow);
 }
 
 #[test]

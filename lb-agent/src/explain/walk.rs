@@ -35,13 +35,14 @@ pub(super) struct Walk<'a, T> {
     pub(super) question: &'a Question,
     pub(super) segment: Segment,
     pub(super) steps: Vec<TraceStep>,
-    /// Whether the XDP program has created the flow of the packet, and then left the packet to tc.
-    pub(super) is_created: bool,
+    /// Whether the XDP program has chosen a backend, and then left the packet to tc. It has created a routed flow then,
+    /// and no other.
+    pub(super) is_left_by_xdp: bool,
 }
 
 impl<'a, T: Tables> Walk<'a, T> {
     pub(super) fn new(tables: &'a T, question: &'a Question) -> Self {
-        Self { tables, question, segment: question.segment(), steps: Vec::new(), is_created: false }
+        Self { tables, question, segment: question.segment(), steps: Vec::new(), is_left_by_xdp: false }
     }
 
     /// The route by which packets of the flow bypass the stack under `--forwarding direct`; `None` if they take the

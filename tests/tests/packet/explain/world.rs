@@ -315,7 +315,6 @@ impl World<'_> {
         let mut explanation = self.explain(&question);
         let packet = packet(&question);
         if question.hook == HookPoint::Xdp {
-            let was_known = self.bed.flows().contains_key(&question.tuple);
             let run = self.bed.arrive(Mode::Generic, &packet);
             if clock::tick() != question.now {
                 return;
@@ -341,11 +340,8 @@ impl World<'_> {
                 question.hook = HookPoint::Ingress;
                 let at_tc = self.explain(&question);
                 // XDP may have created the flow before it found that the frame cannot leave. Then tc finds the flow.
-                let is_created = was_known != self.bed.flows().contains_key(&question.tuple);
                 let agrees = match (&explanation.verdict, &at_tc.verdict) {
-                    (Conclusion::Begins { backends }, Conclusion::Translated { outcome, .. })
-                        if is_created =>
-                    {
+                    (Conclusion::Begins { backends }, Conclusion::Translated { outcome, .. }) => {
                         backends.iter().any(|candidate| candidate.outcome == *outcome)
                     }
                     (at_xdp, at_tc) => at_xdp == at_tc,
