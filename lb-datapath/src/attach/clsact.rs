@@ -148,6 +148,8 @@ pub(crate) fn ensure(
         }
         return Ok(stale);
     }
+    // Until the filter is there, another task could take the qdisc for unused and remove it.
+    let _lock = lock_qdiscs();
     make_marked_qdisc(netlink, folder, ifindex, failed)?;
     let mut result = Ok(());
     for priority in direction.priorities() {
@@ -185,14 +187,13 @@ fn lock_qdiscs() -> MutexGuard<'static, ()> {
 }
 
 /// Creates the clsact qdisc of a device if it has none, and the mark that it is ours. The mark comes first: if the agent
-/// dies in between, no qdisc of ours is left without one.
+/// dies in between, no qdisc of ours is left without one. The caller holds the lock of qdiscs.
 fn make_marked_qdisc(
     netlink: &mut Netlink,
     folder: &Folder,
     ifindex: u32,
     failed: impl FnOnce(io::Error) -> DatapathError,
 ) -> Result<(), DatapathError> {
-    let _lock = lock_qdiscs();
     let mark = folder.clsact().join(ifindex.to_string());
     let is_marked = mark.exists();
     fs::create_dir_all(&mark).map_err(|error| DatapathError::file("create", &mark, error))?;

@@ -46,7 +46,12 @@ pub(crate) fn tables(netlink: &mut Netlink) -> io::Result<Vec<u32>> {
     for family in FAMILIES {
         let mut request = RuleMessage::default();
         request.header.family = family;
-        for answer in netlink.dump(&RouteNetlinkMessage::GetRule(request))? {
+        let answers = match netlink.dump(&RouteNetlinkMessage::GetRule(request)) {
+            // A kernel without IPv6 has no such rules.
+            Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => continue,
+            answers => answers?,
+        };
+        for answer in answers {
             let RouteNetlinkMessage::NewRule(rule) = answer else { continue };
             if rule.attributes.contains(&RuleAttribute::Protocol(RouteProtocol::from(PROTOCOL))) {
                 tables.extend(rule.attributes.iter().find_map(table_of));

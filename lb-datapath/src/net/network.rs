@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::CStr,
     fs, io,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
 };
 
 use netlink_packet_route::{
@@ -179,17 +179,20 @@ impl Link {
     }
 }
 
-/// Whether a device of this thread's network namespace has a global IPv4 address, other than loopback.
+/// Whether this thread's network namespace has an IPv4 address that BIRD takes as router id: one of a device that is up,
+/// neither secondary nor of loopback or link-local.
 ///
 /// # Errors
-/// The addresses cannot be listed.
+/// The devices or the addresses cannot be listed.
 pub fn has_ipv4_address() -> Result<bool, DatapathError> {
-    let found = Netlink::open().and_then(|mut netlink| addresses(&mut netlink));
-    let found = found.map_err(|error| DatapathError::netlink("list addresses", error))?;
-    Ok(found
-        .into_values()
-        .flatten()
-        .any(|address| address.global && matches!(address.ip, IpAddr::V4(address) if !address.is_loopback())))
+    let listed = Netlink::open().and_then(|mut netlink| Ok((links(&mut netlink)?, addresses(&mut netlink)?)));
+    let (links, addresses) = listed.map_err(|error| DatapathError::netlink("list addresses", error))?;
+    let is_taken = |address: &LinkAddress| {
+        let is_usable = |ip: &Ipv4Addr| !ip.is_loopback() && !ip.is_link_local();
+        address.global && !address.secondary && matches!(&address.ip, IpAddr::V4(ip) if is_usable(ip))
+    };
+    let mut up = links.iter().filter(|link| link.up).filter_map(|link| addresses.get(&link.index));
+    Ok(up.any(|addresses| addresses.iter().any(is_taken)))
 }
 
 /// Names of all devices, by interface index.

@@ -316,7 +316,12 @@ impl NodeSockets {
         let mut refused = None;
         for family in [IPV4, IPV6] {
             let list = Diag::List { family, protocol, storage };
-            for message in netlink.dump(&list).map_err(failed("list sockets"))? {
+            let answers = match netlink.dump(&list) {
+                // The kernel cannot list sockets of this protocol; `lb-agent check` says so.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                answers => answers.map_err(failed("list sockets"))?,
+            };
+            for message in answers {
                 let Diag::Socket(socket) = message else { continue };
                 let Some(reason) = why(&socket)? else { continue };
                 match destroy(&mut netlink, family, protocol, socket.id) {
