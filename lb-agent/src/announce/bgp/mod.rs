@@ -33,7 +33,7 @@ use tokio::{
     sync::watch,
     time::{self, Instant},
 };
-use tracing::info;
+use tracing::{info, warn};
 
 pub(crate) use self::bird::Sessions;
 pub use self::report::{BgpReport, RouteReport};
@@ -124,6 +124,8 @@ pub struct RouteAnnouncer {
     /// For each announced address with a route in the table: when this task first found the route.
     since: BTreeMap<IpAddr, Instant>,
     configuration: Configuration,
+    /// Whether the router id is derived from the node's name; `None` until the node's addresses are known.
+    derives_id: Option<bool>,
     /// When to read the state of the sessions from BIRD again.
     look_at: Instant,
     /// The conditions that `status` shows since the last update; only new ones are logged.
@@ -183,6 +185,7 @@ impl RouteAnnouncer {
             announced: BTreeMap::new(),
             since: BTreeMap::new(),
             configuration: Configuration::default(),
+            derives_id: None,
             look_at: Instant::now(),
             conditions: Vec::new(),
         })
@@ -280,10 +283,10 @@ impl RouteAnnouncer {
         };
         self.announced = announced(&self.wanted).into_iter().filter_map(with_pool).collect();
         let configuration = configuration(&advertised, self.table.number, labels);
-        // If the addresses cannot be listed, BIRD looks for one itself.
-        self.configuration = match has_ipv4_address() {
-            Ok(false) => configuration.with_derived_id(&self.node),
-            Ok(true) | Err(_) => configuration,
+        self.configuration = if derives_id(&mut self.derives_id) {
+            configuration.with_derived_id(&self.node)
+        } else {
+            configuration
         };
     }
 
@@ -323,4 +326,15 @@ impl RouteAnnouncer {
         let announcements = self.announcements();
         self.state.set_bgp(report, announcements, conditions);
     }
+}
+
+/// Whether BIRD needs a router id, because the node has no IPv4 address. Decided once: another id ends all sessions.
+fn derives_id(decided: &mut Option<bool>) -> bool {
+    if decided.is_none() {
+        match has_ipv4_address() {
+            Ok(found) => *decided = Some(!found),
+            Err(error) => warn!("cannot tell whether BIRD needs a router id: {error}"),
+        }
+    }
+    decided.unwrap_or(false)
 }

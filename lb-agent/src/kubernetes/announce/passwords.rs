@@ -16,6 +16,8 @@ use tracing::warn;
 
 /// Interval at which the Secrets are read again.
 const REREAD: Duration = Duration::from_secs(60);
+/// Time after which the Secrets are read again if one of them could not be read.
+const RETRY: Duration = Duration::from_secs(10);
 /// Time limit of a request.
 const REQUEST: Duration = Duration::from_secs(3);
 /// The key of the password in a Secret of the type `kubernetes.io/basic-auth`.
@@ -59,11 +61,10 @@ impl Passwords {
                 self.note(secret, read);
             }
         }
-        if self.secrets.is_empty() {
-            self.again = None;
-        } else if is_due || self.again.is_none() {
-            self.again = Some(Instant::now() + REREAD);
-        }
+        let has_failed = self.secrets.values().any(|found| found.error.is_some());
+        let pause = if has_failed { RETRY } else { REREAD };
+        let again = self.again.filter(|_| !is_due).unwrap_or_else(|| Instant::now() + pause);
+        self.again = (!self.secrets.is_empty()).then(|| again.min(Instant::now() + pause));
     }
 
     async fn request(&self, secret: &ObjectName) -> Result<String, String> {
@@ -92,27 +93,24 @@ impl Passwords {
         }
     }
 
-    /// Gives the peers their passwords, and leaves out those whose password is unknown or invalid. Returns a sentence
-    /// for each peer whose Secret could not be read or has an invalid password.
+    /// Gives the peers their passwords, as far as they are known and valid. Returns a sentence for each peer whose Secret
+    /// could not be read or has an invalid password.
     pub(super) fn fill(&self, peers: &mut BTreeMap<ObjectName, Peer>) -> Vec<String> {
         let mut problems = Vec::new();
-        peers.retain(|name, peer| {
-            let Some(secret) = peer.password_secret.clone() else { return true };
-            let Some(Found { password, error }) = self.secrets.get(&secret) else { return false };
+        for (name, peer) in peers {
+            let Some(secret) = peer.password_secret.clone() else { continue };
+            let Some(Found { password, error }) = self.secrets.get(&secret) else { continue };
             let taken = password.as_ref().map(|password| peer.set_password(password));
-            let (why, is_usable) = match (taken, error) {
-                (Some(Ok(())), None) => return true,
-                (Some(Ok(())), Some(error)) => (format!("{error}; its last password stays in use"), true),
-                (Some(Err(why)), _) => (format!("its password is invalid: {why}"), false),
-                (None, error) => (error.clone().unwrap_or_default(), false),
+            let why = match (taken, error) {
+                (Some(Ok(())), None) => continue,
+                (Some(Err(why)), _) => format!("its password is invalid: {why}"),
+                (Some(Ok(())) | None, error) => error.clone().unwrap_or_default(),
             };
-            let effect = if is_usable { "" } else { ", so there is no session with that router" };
             problems.push(format!(
-                "the Secret {secret} of the BGPPeer {name} cannot be used{effect}: {why}; with the chart, \
-                 `bgp.passwordSecrets` must list it"
+                "the Secret {secret} of the BGPPeer {name} cannot be used, so a session with that router stays as it is, and \
+                 a new one does not begin: {why}; with the chart, `bgp.passwordSecrets` must list it"
             ));
-            is_usable
-        });
+        }
         problems
     }
 }
@@ -142,27 +140,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn peer_without_a_readable_secret_is_left_out_and_keeps_its_last_password_later() {
+    async fn peer_gets_the_last_valid_password_of_its_secret() {
         let mut passwords = passwords();
         let secret = ObjectName::new("metallb-system", "key");
         let fill = |passwords: &Passwords| {
             let mut peers = BTreeMap::from([peer("tor", "key")]);
             let problems = passwords.fill(&mut peers);
-            (peers.len(), problems.join(""))
+            (peers.values().all(|peer| !peer.lacks_password()), problems.join(""))
         };
-        assert_eq!(fill(&passwords), (0, String::new()), "not read yet");
+        assert_eq!(fill(&passwords), (false, String::new()), "not read yet");
         passwords.note(&secret, Err("forbidden".to_owned()));
-        let (peers, problem) = fill(&passwords);
-        assert_eq!(peers, 0);
+        let (has_password, problem) = fill(&passwords);
+        assert!(!has_password);
         assert!(problem.contains("metallb-system/key") && problem.contains("forbidden"), "{problem}");
         passwords.note(&secret, Ok("pass".to_owned()));
-        assert_eq!(fill(&passwords), (1, String::new()));
+        assert_eq!(fill(&passwords), (true, String::new()));
         passwords.note(&secret, Err("away".to_owned()));
-        let (peers, problem) = fill(&passwords);
-        assert!(peers == 1 && problem.contains("away; its last password stays in use"), "{problem}");
+        let (has_password, problem) = fill(&passwords);
+        assert!(has_password && problem.contains("away"), "{problem}");
         passwords.note(&secret, Ok("two\nlines".to_owned()));
-        let (peers, problem) = fill(&passwords);
-        assert!(peers == 0 && problem.contains("control characters"), "{problem}");
+        let (has_password, problem) = fill(&passwords);
+        assert!(!has_password && problem.contains("control characters"), "{problem}");
         assert!(!problem.contains("two"), "{problem}");
     }
 }

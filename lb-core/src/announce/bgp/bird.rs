@@ -45,8 +45,8 @@ pub struct Configuration {
     derived_id: Option<Ipv4Addr>,
     /// The text of each session, by peer.
     sessions: BTreeMap<ObjectName, String>,
-    /// Peers that have errors, or to which an advertisement with an error applies. Their sessions stay as the file has
-    /// them.
+    /// Peers that have errors or whose passwords are unknown, or to which an advertisement with an error applies. Their
+    /// sessions stay as the file has them.
     pub held_back: BTreeSet<ObjectName>,
     /// Errors: objects that name an unknown or ambiguous community or a missing BFDProfile, or that contradict others,
     /// and advertisements whose routes to a pool are refused.
@@ -100,11 +100,12 @@ impl Configuration {
     }
 }
 
-/// A router id that differs between nodes, and stays the same for a node. (32 bits of a hash: among 100 nodes, two share
-/// an id with a probability of one in a million.)
+/// A router id that differs between nodes, and stays the same for a node. It is below 192.0.0.0, because some routers
+/// refuse ids that are no unicast address (RFC 4271 §6.2). (30 bits of a hash: among 100 nodes, two share an id with a
+/// probability of 5 in a million.)
 fn router_id(node: &str) -> Ipv4Addr {
-    let hash = fnv1a(&["router-id", node]);
-    Ipv4Addr::from_bits(u32::try_from(hash >> 32).map_or(1, |id| id.max(1)))
+    let [a, b, c, d, ..] = fnv1a(&["router-id", node]).to_be_bytes();
+    Ipv4Addr::new(0x80 | a & 0x3f, b, c, d)
 }
 
 /// The sessions in a configuration text, by the peer's name in the comment before each.
@@ -219,6 +220,10 @@ impl<'a> Builder<'a> {
         self.result.router_id = with_id.and_then(|peer| peer.router_id);
         let mut peers: Vec<(&Peer, Option<BfdProfile>)> = Vec::new();
         for peer in of_node {
+            if peer.lacks_password() {
+                self.result.held_back.insert(peer.name.clone());
+                continue;
+            }
             match self.resolve_peer(peer, &peers, with_id) {
                 Ok(profile) => peers.push((peer, profile)),
                 Err(error) => {

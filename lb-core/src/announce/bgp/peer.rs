@@ -144,6 +144,11 @@ impl Peer {
         })
     }
 
+    /// Whether the password of the peer's Secret is not known.
+    pub const fn lacks_password(&self) -> bool {
+        self.password_secret.is_some() && self.password.is_none()
+    }
+
     /// Sets the password that the peer's Secret has.
     ///
     /// # Errors

@@ -452,6 +452,26 @@ fn aggregate_with_addresses_of_a_pool_out_of_scope_is_refused() {
 }
 
 #[test]
+fn session_stays_while_its_password_is_unknown() {
+    let with_secret = |port: u16| -> Peer {
+        let spec = json!({"passwordSecret": {"name": "key"}, "peerPort": port});
+        Peer::new(&read(&peer("r", "10.0.0.1", spec))).unwrap()
+    };
+    let text = |peer: Peer, last: &str| {
+        let mut advertised = Advertised::default();
+        advertised.bgp.peers.insert(peer.name.clone(), peer);
+        configuration(&advertised, 1080, &labels()).text(last, true)
+    };
+    let mut known = with_secret(179);
+    known.set_password("sesame").unwrap();
+    let last = text(known, "");
+    assert!(last.contains("password \"sesame\""), "{last}");
+    let unknown = with_secret(1790);
+    assert_eq!(text(unknown.clone(), &last), last);
+    assert!(!text(unknown, "").contains("neighbor"), "no session begins without the password");
+}
+
+#[test]
 fn one_router_id_counts_for_a_node() {
     let peers = [
         peer("a", "10.0.0.1", json!({"routerID": "10.0.0.9"})),
@@ -476,6 +496,10 @@ fn node_without_ipv4_gets_a_router_id_of_its_own() {
     let plain = || peer("a", "2001:db8::1", json!({}));
     assert_eq!(id(plain(), "n1"), id(plain(), "n1"));
     assert_ne!(id(plain(), "n1"), id(plain(), "n2"));
+    for number in 0..200 {
+        let id = id(plain(), &format!("worker-{number}"));
+        assert!((128..192).contains(&id.octets()[0]), "{id} must be a unicast address");
+    }
     let with_id = peer("a", "2001:db8::1", json!({"routerID": "10.0.0.9"}));
     assert_eq!(id(with_id, "n1"), Ipv4Addr::new(10, 0, 0, 9));
     let text = configuration(&advertised(&[plain()]), 1080, &labels()).text("", true);
