@@ -12,7 +12,7 @@ use self::slice::{Labels, StoredSlice};
 use crate::{
     convert,
     environment::{self, Environment},
-    model::{Change, EndpointSlice, ObjectName, Service, ServiceSettings},
+    model::{Change, EndpointSlice, ObjectName, Service},
     plan::EndpointLabels,
     strings::Strings,
 };
@@ -116,18 +116,19 @@ impl Store {
         self.dirty.insert(name);
     }
 
-    /// The Service with its last valid health check, if its annotations about health checks are now invalid.
+    /// The Service with its last valid health check, if an annotation that defines the check is now invalid, and with its
+    /// last valid `fail_closed` likewise.
     fn with_last_good_check(&self, name: &ObjectName, mut service: Service) -> Service {
-        let is_invalid = |settings: &&mut Arc<ServiceSettings>| {
-            settings.annotation_errors.iter().any(|error| convert::is_about_health(error.annotation))
-        };
-        if let Some(settings) = service.settings.as_mut().filter(is_invalid)
-            && let Some(before) = self.service(name)
-        {
-            let before = before.settings.as_deref();
+        let Some(settings) = &mut service.settings else { return service };
+        let Some(before) = self.service(name) else { return service };
+        let before = before.settings.as_deref();
+        if convert::has_invalid_check(settings) {
             let settings = Arc::make_mut(settings);
-            settings.check = before.and_then(|before| before.check.clone());
-            settings.fail_closed = before.is_some_and(|before| before.fail_closed);
+            let check = before.and_then(|before| before.check.clone());
+            settings.check = check.map(|check| check.with_proxy_header(settings.proxy_protocol));
+        }
+        if convert::has_invalid_fail_closed(settings) {
+            Arc::make_mut(settings).fail_closed = before.is_some_and(|before| before.fail_closed);
         }
         service
     }

@@ -33,8 +33,8 @@ use crate::{kubernetes::Events, kubernetes::at, log_few, metrics::Metrics};
 const MOST_PROBES: usize = 512;
 /// Minimum time between two writes of the file of unhealthy targets.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
-/// How long the verdicts of an earlier agent are kept for targets that no Service uses yet. Within this time, the
-/// sources have usually told all their Services.
+/// How long, after the first targets, the verdicts of an earlier agent are kept for targets that no Service uses yet:
+/// long enough to read all Services.
 const REMEMBERED: Duration = Duration::from_mins(10);
 /// Interval at which the task looks for backends that leave SYNs unanswered.
 const LOOK: Duration = Duration::from_millis(500);
@@ -62,7 +62,10 @@ pub(crate) struct Prober {
     /// When the file of unhealthy targets was last written.
     written: Option<Instant>,
     started: Instant,
-    /// When the task forgets the unhealthy targets of an earlier agent that no Service uses; `None` if there are none.
+    /// Whether this agent has had targets yet.
+    has_targets: bool,
+    /// When the task forgets the unhealthy targets of an earlier agent that no Service uses; `None` before the first
+    /// targets, which come once the sources are complete, and afterwards.
     forget_at: Option<Instant>,
     running: JoinSet<(Target, Result<(), Failure>)>,
     /// Backends that leave SYNs of clients unanswered; `None` without `--syn-retries`, because the programs record such
@@ -104,7 +107,8 @@ impl Prober {
             write_at: None,
             written: None,
             started: Instant::now(),
-            forget_at: (!remembered.is_empty()).then(|| Instant::now() + REMEMBERED),
+            has_targets: false,
+            forget_at: None,
             running: JoinSet::new(),
             unanswered,
             verdicts: Vec::new(),
@@ -156,6 +160,9 @@ impl Prober {
     }
 
     fn set(&mut self, targets: Targets) {
+        if !std::mem::replace(&mut self.has_targets, true) {
+            self.forget_at = Some(Instant::now() + REMEMBERED);
+        }
         let now = self.started.elapsed();
         let mut monitor = self.observers.board.lock();
         let (new, gone): (Targets, Targets) = targets.into_iter().partition(|(_, users)| !users.is_empty());

@@ -10,7 +10,6 @@ use crate::{
     api::ObjectMeta,
     ip::parse_ip,
     model::{AnnotationError, Member, ServiceSettings},
-    probe::Check,
 };
 
 use super::values::{boolean, duration, within};
@@ -69,9 +68,8 @@ pub(super) fn read(metadata: &ObjectMeta) -> Option<Arc<ServiceSettings>> {
     super::limits::read(annotations, &mut settings);
     super::proxy_protocol::read(annotations, &mut settings);
     super::health::read(annotations, &mut settings);
-    if settings.proxy_protocol {
-        settings.check = settings.check.map(Check::with_proxy_header);
-    }
+    let is_sent = settings.proxy_protocol;
+    settings.check = settings.check.map(|check| check.with_proxy_header(is_sent));
     settings.ignored.extend(super::clouds::ignored(annotations));
     if let Some(text) = text(ACCESS_LOG) {
         let parsed = text.parse().map_err(|_error| "give true or false".to_owned());

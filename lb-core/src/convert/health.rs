@@ -43,9 +43,17 @@ const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duratio
 const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(600);
 const THRESHOLDS: RangeInclusive<u8> = 1..=100;
 
-/// Whether the annotation of this name is about health checks.
-pub(crate) fn is_about_health(name: &str) -> bool {
-    name == HEALTH_CHECK || name == FAIL_CLOSED || TIMINGS.contains(&name) || AWS.contains(&name)
+/// Whether an annotation that defines the check is invalid: that of the check itself, or one that a check uses. (Without a
+/// check, an annotation for its timing has no effect.)
+pub(crate) fn has_invalid_check(settings: &ServiceSettings) -> bool {
+    let is_used = |name: &str| TIMINGS.contains(&name) || AWS.contains(&name);
+    let mut errors = settings.annotation_errors.iter().map(|error| error.annotation);
+    errors.any(|name| name == HEALTH_CHECK || settings.check.is_some() && is_used(name))
+}
+
+/// Whether the annotation [`FAIL_CLOSED`] is invalid.
+pub(crate) fn has_invalid_fail_closed(settings: &ServiceSettings) -> bool {
+    settings.annotation_errors.iter().any(|error| error.annotation == FAIL_CLOSED)
 }
 
 /// Sets the check from the annotations; records those that are invalid.
@@ -272,7 +280,7 @@ mod tests {
     #[test]
     fn names_have_the_prefix() {
         for name in TIMINGS.into_iter().chain([HEALTH_CHECK, FAIL_CLOSED]) {
-            assert!(name.starts_with(super::super::ANNOTATION_PREFIX) && is_about_health(name));
+            assert!(name.starts_with(super::super::ANNOTATION_PREFIX));
         }
     }
 }

@@ -37,7 +37,7 @@ pub use self::{
 };
 pub(crate) use self::{
     clouds::{ASKS_FOR_INTERNAL, ASKS_FOR_PUBLIC},
-    health::is_about_health,
+    health::{has_invalid_check, has_invalid_fail_closed},
 };
 
 /// Label of Services that another proxy serves.
@@ -182,7 +182,7 @@ pub fn endpoint_slice(slice: &api::EndpointSlice) -> Result<Converted<Change>, C
     let object = Object::new("EndpointSlice", &name);
     let service = slice.metadata.label(SERVICE_NAME).filter(|service| !service.is_empty());
     let Some(family) = Family::from_name(&slice.address_type) else {
-        let unknown = (slice.address_type != "FQDN")
+        let unknown = (!rules::ADDRESS_TYPES.contains(&&*slice.address_type))
             .then(|| object.unsupported("addressType", &slice.address_type, &rules::ADDRESS_TYPES));
         let left_out = unknown.into_iter().collect();
         return Ok(Converted { value: Change::EndpointSlice(name, None), left_out });
@@ -337,8 +337,9 @@ fn pod(target: &api::ObjectReference) -> Option<Arc<str>> {
     if target.kind.as_deref() == Some("Pod") { text_of(target.name.as_ref()) } else { None }
 }
 
+/// The text; `None` if it is empty, or has control characters, which would reach the terminals of people who look.
 fn text_of(text: Option<&String>) -> Option<Arc<str>> {
-    text.filter(|text| !text.is_empty()).map(|text| text.as_str().into())
+    text.filter(|text| !text.is_empty() && !text.contains(char::is_control)).map(|text| text.as_str().into())
 }
 
 fn has_label(metadata: &ObjectMeta, label: &str) -> bool {

@@ -20,11 +20,15 @@ pub struct Check {
 }
 
 impl Check {
-    /// The check of endpoints that expect a PROXY protocol header. A check with its own port stays as it is: the
-    /// agent assumes that the endpoint expects no header at that port.
+    /// The check of endpoints that expect a PROXY protocol header (`is_sent`), or none. A check with its own port sends
+    /// none: the agent assumes that the endpoint expects no header at that port.
     #[must_use]
-    pub fn with_proxy_header(self: Arc<Self>) -> Arc<Self> {
-        if self.port.is_some() { self } else { Arc::new(Self { proxy_header: true, ..(*self).clone() }) }
+    pub fn with_proxy_header(self: Arc<Self>, is_sent: bool) -> Arc<Self> {
+        let proxy_header = is_sent && self.port.is_none();
+        if self.proxy_header == proxy_header {
+            return self;
+        }
+        Arc::new(Self { proxy_header, ..(*self).clone() })
     }
 
     /// The port to probe for an endpoint that serves `port`; `None` if the check does not apply to that port.

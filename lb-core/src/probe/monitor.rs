@@ -101,13 +101,15 @@ pub struct Monitor {
     due: BTreeSet<(Duration, Target)>,
     /// Targets that an earlier agent found unhealthy, and that no Service of this agent has used yet.
     remembered: BTreeMap<Target, Memory>,
+    /// Targets of an earlier agent whose state a target with another check has taken over.
+    taken_over: Vec<Target>,
     /// Number of targets with each [`EndpointHealth`].
     counts: [usize; 3],
 }
 
 impl Monitor {
     /// Creates a monitor without targets. `remembered` are the targets that were unhealthy when an earlier agent
-    /// stopped: they stay unhealthy until good results follow.
+    /// stopped: they stay unhealthy until good results follow, or until [`Self::forget_unused`].
     pub fn new(seed: u64, remembered: BTreeMap<Target, Memory>) -> Self {
         Self { seed, remembered, ..Self::default() }
     }
@@ -137,7 +139,12 @@ impl Monitor {
     fn first_state(&mut self, target: &Target) -> State {
         let before = self.remembered.range(..target).map(|(other, _)| other);
         let known = alike(before, self.remembered.range(target..).map(|(other, _)| other), target).cloned();
-        if let Some(Memory { since, failure }) = known.and_then(|known| self.remembered.remove(&known)) {
+        if let Some((known, Memory { since, failure })) =
+            known.and_then(|known| self.remembered.remove_entry(&known))
+        {
+            if known != *target {
+                self.taken_over.push(known);
+            }
             let failure = Some(failure);
             return State { verdict: EndpointHealth::Unhealthy, since, failure, ..State::default() };
         }
@@ -149,7 +156,8 @@ impl Monitor {
     /// Forgets the targets of an earlier agent that no Service has used, and returns them: an endpoint that gets such
     /// an address later is another one.
     pub fn forget_unused(&mut self) -> impl Iterator<Item = Target> + use<> {
-        std::mem::take(&mut self.remembered).into_keys()
+        let unused = std::mem::take(&mut self.remembered).into_keys();
+        unused.chain(std::mem::take(&mut self.taken_over))
     }
 
     fn remove(&mut self, target: &Target) {
@@ -389,6 +397,10 @@ mod tests {
         assert_eq!(bed.monitor.forget_unused().collect::<Vec<_>>(), [target(2, 10)]);
         assert_eq!(bed.monitor.unhealthy().into_keys().collect::<Vec<_>>(), [target(1, 10)]);
         assert_eq!(bed.monitor.set(&target(2, 10), users(), S), Some(false), "a new endpoint");
+        // A check with another interval takes the state over; the earlier target is forgotten all the same.
+        let mut monitor = Monitor::new(7, remembered);
+        assert_eq!(monitor.set(&target(1, 20), users(), S), Some(true));
+        assert_eq!(monitor.forget_unused().collect::<Vec<_>>(), [target(2, 10), target(1, 10)]);
     }
 
     #[test]

@@ -248,23 +248,43 @@ fn invalid_annotation_keeps_the_last_valid_check() {
         lb_core::convert::service(&serde_json::from_str(&text).unwrap()).unwrap().value
     };
     let mut reconciler = reconciler(service(false));
-    let mut check = |annotations: &str| {
+    let check = |reconciler: &mut Reconciler, annotations: &str| {
         reconciler.handle(vec![object(annotations)]);
         reconciler.plan();
         let problems = reconciler.problems().map(ToString::to_string).collect::<Vec<_>>();
         let check = reconciler.store().service(&name()).unwrap().check().map(ToString::to_string);
         (check, problems)
     };
-    assert_eq!(check(r#""lb.dev/health-check": "http://:1/""#), (Some("http://:1/".to_owned()), vec![]));
-    let (kept, problems) = check(r#""lb.dev/health-check": "icmp""#);
+    assert_eq!(
+        check(&mut reconciler, r#""lb.dev/health-check": "http://:1/""#),
+        (Some("http://:1/".to_owned()), vec![])
+    );
+    let (kept, problems) = check(&mut reconciler, r#""lb.dev/health-check": "icmp""#);
     assert_eq!((kept.as_deref(), problems.len()), (Some("http://:1/"), 1));
     assert!(
         problems[0].starts_with("annotation lb.dev/health-check of Service default/web is ignored"),
         "{problems:?}"
     );
-    assert_eq!(check(""), (None, vec![]));
+    assert_eq!(check(&mut reconciler, ""), (None, vec![]));
+    // Without a check, an annotation for its timing is no reason to keep the check.
+    let timing = r#""lb.dev/health-check-interval": "5s""#;
+    assert_eq!(
+        check(&mut reconciler, &format!(r#""lb.dev/health-check": "http://:1/", {timing}"#)).1,
+        [""; 0]
+    );
+    let (kept, problems) = check(&mut reconciler, timing);
+    assert_eq!((kept, problems.len()), (None, 1), "{problems:?}");
+    // A kept check sends the header that the endpoints expect now.
+    let with_header =
+        |reconciler: &Reconciler| reconciler.store().service(&name()).unwrap().check().unwrap().proxy_header;
+    let proxy = r#""lb.dev/proxy-protocol": "v2""#;
+    check(&mut reconciler, &format!(r#""lb.dev/health-check": "tcp", {proxy}"#));
+    check(&mut reconciler, &format!(r#""lb.dev/health-check": "icmp", {proxy}"#));
+    assert!(with_header(&reconciler));
+    check(&mut reconciler, r#""lb.dev/health-check": "icmp""#);
+    assert!(!with_header(&reconciler));
     let ssl = "service.beta.kubernetes.io/aws-load-balancer-ssl-cert";
-    let (_, problems) = check(&format!(r#""{ssl}": "arn""#));
+    let (_, problems) = check(&mut reconciler, &format!(r#""{ssl}": "arn""#));
     assert!(problems[0].contains(ssl) && problems[0].contains("TLS is not terminated"), "{problems:?}");
 }
 
