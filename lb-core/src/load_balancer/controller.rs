@@ -69,6 +69,8 @@ struct Seen {
     version: String,
     uid: String,
     request: Result<Option<AddressRequest>, ConvertError>,
+    /// Whether the Service is of the type LoadBalancer, of whatever class.
+    is_load_balancer: bool,
     /// The IP addresses in `status.loadBalancer.ingress`.
     has: Vec<IpAddr>,
     /// Whether `status.loadBalancer.ingress` has no items. (If its items have only host names, `has` is empty but this
@@ -85,7 +87,7 @@ enum Role {
     Serves,
     /// The Service's request is invalid, so the Service keeps the addresses that it has.
     Waits,
-    /// The Service is no longer a load balancer of this class, so the controller takes back the addresses that it gave.
+    /// The Service is no longer a load balancer, so the controller takes back the addresses that it gave.
     Leaves,
     /// The controller leaves the Service alone, because it is no load balancer of this class, or has addresses of
     /// another controller.
@@ -289,12 +291,14 @@ impl Controller {
     }
 
     fn role(&self, known: &Known) -> Role {
-        let Seen { request, has, is_bare, given, .. } = &known.seen;
+        let Seen { request, is_load_balancer, has, is_bare, given, .. } = &known.seen;
         let is_ours = |ip: &IpAddr| {
             given.as_ref().is_some_and(|given| given.contains(ip)) || self.balancers.pool_of(*ip).is_some()
         };
         match request {
-            Ok(None) if given.is_some() => Role::Leaves,
+            // A Service of another class may have its addresses from the controller of that class. (The API server does
+            // not let a load balancer change its class.)
+            Ok(None) if given.is_some() && !is_load_balancer => Role::Leaves,
             Ok(None) => Role::Foreign,
             // With a class, no other controller serves the Service. Without one, addresses that this controller did not
             // give and that are in no pool come from a cloud's controller.
@@ -465,6 +469,7 @@ impl Seen {
             version: metadata.resource_version.clone().unwrap_or_default(),
             uid: metadata.uid.clone().unwrap_or_default(),
             request: AddressRequest::of(service, class),
+            is_load_balancer: service.spec.as_ref().is_some_and(api::ServiceSpec::is_load_balancer),
             has: ingress.iter().filter_map(|ingress| ingress.ip.as_deref()?.parse().ok()).collect(),
             is_bare: ingress.is_empty(),
             given: metadata.annotation(GIVEN).map(addresses_of),

@@ -166,16 +166,29 @@ fn service_keeps_its_address_when_its_pool_goes_also_under_another_leader() {
 }
 
 #[test]
-fn address_is_taken_back_when_the_service_is_no_load_balancer_or_of_another_class() {
-    for change in [json!({"type": "ClusterIP"}), json!({"loadBalancerClass": "example.com/lb"})] {
-        let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1/32"]));
-        server.put("web", json!({}));
-        server.put("x", json!({}));
-        server.settle(&mut controller);
-        server.put("web", change);
-        server.settle(&mut controller);
-        assert_eq!([server.ingress("web"), server.ingress("x")], ["", "192.0.2.1"]);
-        assert_eq!(server.services[&name("web")]["metadata"]["annotations"], json!({}));
+fn address_is_taken_back_when_the_service_is_no_load_balancer() {
+    let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1/32"]));
+    server.put("web", json!({}));
+    server.put("x", json!({}));
+    server.settle(&mut controller);
+    server.put("web", json!({"type": "ClusterIP"}));
+    server.settle(&mut controller);
+    assert_eq!([server.ingress("web"), server.ingress("x")], ["", "192.0.2.1"]);
+    assert_eq!(server.services[&name("web")]["metadata"]["annotations"], json!({}));
+}
+
+#[test]
+fn controllers_of_two_classes_leave_each_other_alone() {
+    let mut server = Server::default();
+    server.put("plain", json!({}));
+    server.put("classed", json!({"loadBalancerClass": "example.com/lb"}));
+    let mut plain = with_pool(&["192.0.2.1/32"]);
+    let mut classed = Controller::new(Some("example.com/lb"));
+    classed.set_pool(name("b"), Some((None, pool(&["198.51.100.1/32"]))));
+    for _ in 0..3 {
+        server.settle(&mut plain);
+        server.settle(&mut classed);
+        assert_eq!([server.ingress("plain"), server.ingress("classed")], ["192.0.2.1", "198.51.100.1"]);
     }
 }
 
