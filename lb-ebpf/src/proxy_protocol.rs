@@ -362,7 +362,11 @@ mod tests {
         ) {
             let (bytes, length) = header(&options);
             let mut changed = bytes;
-            for (change, by) in [(HeaderChange::RemoveFastOpen, 0), (HeaderChange::ShiftAck, 52), (HeaderChange::SetAck, 52_u32.wrapping_neg())] {
+            for (change, by) in [
+                (HeaderChange::RemoveFastOpen, 0),
+                (HeaderChange::ShiftAck, 52),
+                (HeaderChange::SetAck, 52_u32.wrapping_neg()),
+            ] {
                 apply(&mut changed, change, length, by);
             }
             prop_assert_eq!(changed[..8].to_vec(), bytes[..8].to_vec());

@@ -71,6 +71,8 @@ pub fn query(protocol: u8, segment: &Segment, lease: Lease, socket: ServerSocket
         (ServerSocket::None, _, _) => Query::Service,
         // An ACK to a listening socket may complete a handshake with a SYN cookie.
         (_, Lease::Live, _) | (ServerSocket::Connection, Lease::Withdrawn, false) => Query::Local,
+        // A RST is never answered by a RST (RFC 9293 §3.10.7.1), and ends the server's connection.
+        (ServerSocket::Connection, Lease::Over, false) if segment.is_rst() => Query::Local,
         (ServerSocket::Connection, Lease::Over, false) => Query::Reset,
         (_, Lease::Withdrawn | Lease::Over, _) => Query::Service,
     }
@@ -78,7 +80,7 @@ pub fn query(protocol: u8, segment: &Segment, lease: Lease, socket: ServerSocket
 
 #[cfg(test)]
 mod tests {
-    use lb_common::conntrack::tcp_flags::{ACK, FIN, SYN};
+    use lb_common::conntrack::tcp_flags::{ACK, FIN, RST, SYN};
 
     use super::*;
 
@@ -110,6 +112,7 @@ mod tests {
             (SYN, None, Service, Service, Service),
             (ACK, Connection, Local, Local, Reset),
             (FIN | ACK, Connection, Local, Local, Reset),
+            (RST, Connection, Local, Local, Local),
             (ACK, Open, Local, Service, Service),
             (ACK, None, Service, Service, Service),
         ] {

@@ -96,6 +96,10 @@ pub const fn to_client(segment: &Segment, reply: &Flow, header: u32) -> ToClient
     if segment.flags & tcp_flags::SYN != 0 {
         return ToClient::Accept;
     }
+    // The backend has not accepted: it refuses the connection, or answers for an earlier one. `base` is not known yet.
+    if reply.seen & seen::ACK == 0 {
+        return ToClient::Unchanged;
+    }
     let bytes = segment.ack.wrapping_sub(base(reply));
     if reply.seen & seen::PROXY_HEADER != 0 || bytes >= header && bytes.cast_signed() > 0 {
         ToClient::Shift
@@ -223,6 +227,16 @@ mod tests {
             let segment = segment(flags, 5001, BASE.wrapping_add(ack), 0);
             let found = (to_client(&segment, &waiting, HEADER), to_client(&segment, &whole, HEADER));
             assert_eq!(found, (before, after), "{flags}, {ack}");
+        }
+    }
+
+    #[test]
+    fn segments_of_a_backend_that_has_not_accepted_stay_as_they_are() {
+        let (_, accepted) = accepted(0, 0);
+        let fresh = Flow { seen: 0, next_seq: 0, last_ack: 0, ..accepted };
+        for (flags, ack) in [(RST | ACK, 1001), (ACK, 1001), (RST | ACK, 5), (ACK, 0x9000_0000)] {
+            let found = to_client(&segment(flags, 0, ack, 0), &fresh, HEADER);
+            assert_eq!(found, ToClient::Unchanged, "{flags}, {ack}");
         }
     }
 }

@@ -45,7 +45,8 @@ impl Method {
     }
 }
 
-/// Whether the scheduler takes its entries in turn ([`Method::Turn`]), so that a new flow ends the turn.
+/// Whether the scheduler takes its entries in turn ([`Method::Turn`]), so that a new flow ends the turn. (By the number in
+/// the record, which the program need not turn into a [`Scheduler`].)
 #[inline(always)]
 pub const fn takes_turns(scheduler: u8) -> bool {
     scheduler == Scheduler::RoundRobin as u8 || scheduler == Scheduler::WeightedRoundRobin as u8

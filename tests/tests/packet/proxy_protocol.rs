@@ -386,6 +386,20 @@ fn refused_connection_stays_as_it_is() {
     });
 }
 
+/// Until the backend has accepted, the programs know no sequence number that they could shift by.
+#[test]
+fn refusal_of_a_client_with_a_small_sequence_number_stays_as_it_is() {
+    each("PROXY protocol, refused, small sequence number", |bed, family| {
+        let tcp = Connection::new(bed, family);
+        let syn = tcp.syn().with(|packet| packet.tcp_header().sequence_number = 1000);
+        bed.send(Hook::Ingress, &syn).passes(NewFlow, &syn.clone().to(tcp.backend));
+        let refusal =
+            tcp.lacking(0, 0, &[]).rst().with(|packet| packet.tcp_header().acknowledgment_number = 1001);
+        tcp.replies(bed, &refusal, &refusal.clone().from(family.vip()));
+        tcp.assert_phase(bed, Phase::Closed);
+    });
+}
+
 /// If either entry of a connection is lost, the programs do not know whether its sequence numbers are shifted.
 #[test]
 fn connection_whose_entries_are_lost_is_reset() {
