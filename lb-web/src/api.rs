@@ -94,6 +94,17 @@ async fn blocking<T: Send + 'static>(
     result.unwrap_or_else(|error| Err(anyhow::Error::new(error).context("this request failed").into()))
 }
 
+/// As [`blocking`], for `work` that reads all connections; waits until fewer than [`WALKS`](crate::WALKS) others run.
+async fn walking<S: Source, T: Send + 'static>(
+    web: Arc<Web<S>>,
+    work: impl FnOnce(&Web<S>) -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
+    let shared = Arc::clone(&web);
+    // The semaphore is never closed.
+    let _permit = shared.walks.acquire().await.map_err(anyhow::Error::new)?;
+    blocking(move || work(&web)).await
+}
+
 async fn overview<S: Source>(State(web): State<Arc<Web<S>>>) -> Result<Json<Value>, Refusal> {
     blocking(move || {
         let plots = web.sampler.plots();
@@ -142,7 +153,7 @@ async fn connections<S: Source>(
     State(web): State<Arc<Web<S>>>,
     Parameters(query): Parameters<Query>,
 ) -> Result<Json<Value>, Refusal> {
-    blocking(move || {
+    walking(web, move |web| {
         let found = web.sampler.source.connections(&query, SHOWN)?;
         Ok(Json(json!({ "matched": found.matched, "limit": SHOWN, "connections": found.shown })))
     })
@@ -153,7 +164,8 @@ async fn export<S: Source>(
     State(web): State<Arc<Web<S>>>,
     Parameters(query): Parameters<Query>,
 ) -> Result<Response, Refusal> {
-    let text = blocking(move || Ok(csv(&web.sampler.source.connections(&query, EXPORTED)?.shown))).await?;
+    let text =
+        walking(web, move |web| Ok(csv(&web.sampler.source.connections(&query, EXPORTED)?.shown))).await?;
     let headers = [
         (header::CONTENT_TYPE, "text/csv; charset=utf-8"),
         (header::CONTENT_DISPOSITION, "attachment; filename=\"connections.csv\""),

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use lb_common::{Outcome, Verdict};
@@ -28,6 +28,8 @@ pub(crate) struct History {
 pub(crate) struct Reading {
     /// When the counters were read, in milliseconds since 1970.
     pub(crate) time: u64,
+    /// The same moment, by a clock that nobody sets.
+    pub(crate) at: Instant,
     pub(crate) packets: [u64; Outcome::COUNT],
     pub(crate) fill: Arc<Vec<Fill>>,
 }
@@ -46,7 +48,7 @@ impl History {
     /// after a gap, add no point.
     pub(crate) fn push(&mut self, reading: Reading) {
         if let Some(last) = &self.last {
-            let seconds = to_f64(reading.time.saturating_sub(last.time)) / 1000.0;
+            let seconds = reading.at.duration_since(last.at).as_secs_f64();
             let rate = |outcome: usize| {
                 // The counters begin at 0 again if the agent has recreated the map.
                 to_f64(reading.packets[outcome].saturating_sub(last.packets[outcome])) / seconds.max(0.001)
@@ -64,6 +66,10 @@ impl History {
     }
 
     fn add(&mut self, point: Point) {
+        // If somebody has set the clock back, the earlier points would come after this one.
+        if self.points.back().is_some_and(|last| last.time >= point.time) {
+            self.points.clear();
+        }
         if self.points.len() == POINTS {
             self.points.pop_front();
         }
@@ -177,15 +183,19 @@ pub(crate) fn to_f64(count: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
 
     fn reading(time: u64, counts: &[(Outcome, u64)]) -> Reading {
+        static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
+        let at = *BEGUN + Duration::from_millis(time);
         let mut packets = [0; Outcome::COUNT];
         for (outcome, count) in counts {
             packets[*outcome as usize] = *count;
         }
         let fill = vec![Fill { name: "FLOWS", entries: time / 1000, capacity: 200 }];
-        Reading { time, packets, fill: Arc::new(fill) }
+        Reading { time, at, packets, fill: Arc::new(fill) }
     }
 
     #[test]
@@ -201,6 +211,17 @@ mod tests {
         assert_eq!((plots.translated, plots.untouched), (vec![Some(40.0)], vec![Some(0.0)]));
         assert_eq!(plots.refused, BTreeMap::from([("unknown_vip", vec![Some(2.0)])]));
         assert_eq!(plots.fill, BTreeMap::from([("FLOWS", vec![Some(6.0)])]));
+    }
+
+    #[test]
+    fn clock_that_is_set_back_changes_no_rate_and_begins_new_plots() {
+        let mut history = History::default();
+        history.push(reading(10_000, &[]));
+        history.push(reading(12_000, &[(Outcome::NewFlow, 20)]));
+        let later = reading(14_000, &[(Outcome::NewFlow, 60)]);
+        history.push(Reading { time: 5000, ..later });
+        let plots = history.plots();
+        assert_eq!((plots.times, plots.new_flows), (vec![5], vec![Some(20.0)]));
     }
 
     #[test]

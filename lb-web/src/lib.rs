@@ -32,7 +32,7 @@ use axum::{
     routing::get,
 };
 use serde::Deserialize;
-use tokio::time;
+use tokio::{sync::Semaphore, time};
 
 use self::{access::Admission, live::Live, sampler::Sampler};
 pub use self::{
@@ -62,14 +62,19 @@ struct Web<S: Source> {
     sampler: Arc<Sampler<S>>,
     live: Live<S::Event>,
     access: Access,
+    /// Permits for requests that read all connections.
+    walks: Semaphore,
 }
+
+/// How many requests may read all connections at once: each takes up to some 100 MB of memory and a thread.
+const WALKS: usize = 2;
 
 /// All routes. Also starts a task that reads the counters until the router is dropped, so the caller must be inside a
 /// Tokio runtime.
 pub fn router<S: Source>(source: S, access: Access) -> Router {
     let sampler = Arc::new(Sampler::new(source));
     tokio::spawn(Sampler::run(Arc::downgrade(&sampler)));
-    let web = Arc::new(Web { sampler, live: Live::default(), access });
+    let web = Arc::new(Web { sampler, live: Live::default(), access, walks: Semaphore::new(WALKS) });
     let pages = ["/", "/services", "/services/{namespace}/{name}", "/connections", "/explain", "/live"];
     let pages = pages
         .into_iter()

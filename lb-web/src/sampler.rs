@@ -82,11 +82,11 @@ impl<S: Source> Sampler<S> {
         {
             fill = Arc::new(fresh);
         }
-        let (time, packets) = (milliseconds(), self.source.packets());
+        let (time, at, packets) = (milliseconds(), Instant::now(), self.source.packets());
         let mut counted = lock(&self.history);
         counted.fill = Arc::clone(&fill);
         match packets {
-            Ok(packets) => counted.history.push(Reading { time, packets, fill }),
+            Ok(packets) => counted.history.push(Reading { time, at, packets, fill }),
             Err(error) => {
                 debug!("cannot read the packet counters: {error:#}");
                 counted.history.push_gap(time);

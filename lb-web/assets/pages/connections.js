@@ -33,10 +33,11 @@ export default function connections(root, frame) {
       h("td", { className: "num" }, duration(flow.idleSeconds)), h("td", { className: "num" }, duration(flow.secondsLeft)), h("td", null, service));
   }
 
-  async function update() {
+  /** Asks again, unless that would take away what a person has selected; a new filter (`force`) always asks. */
+  async function update(force = false) {
     const wanted = given();
     form.querySelector("#export").href = `/api/connections.csv?${new URLSearchParams(wanted)}`;
-    if (body.contains(document.activeElement) || String(getSelection())) return;
+    if (!force && (body.contains(document.activeElement) || String(getSelection()))) return;
     const answer = await ask("connections", wanted);
     const shown = answer.connections.length;
     count.textContent = shown < answer.matched ? `${whole(answer.matched)}, the first ${whole(shown)} shown` : whole(answer.matched);
@@ -45,8 +46,8 @@ export default function connections(root, frame) {
   }
 
   function fail(error) { show(notice, h("p", { className: "notice", role: "alert" }, error.message)); }
-  const filter = () => { frame.remember(given()); update().catch(fail); };
+  const filter = () => { frame.remember(given()); update(true).catch(fail); };
   form.addEventListener("submit", (event) => { event.preventDefault(); filter(); });
   form.addEventListener("change", filter);
-  return { update, fail };
+  return { update: () => update(), fail };
 }

@@ -1,6 +1,6 @@
 // Live: events as they happen.
 
-import { h, show } from "../dom.js";
+import { ask, h, show } from "../dom.js";
 import { whole } from "../format.js";
 
 const MOST = 500;
@@ -21,7 +21,11 @@ export function listen(query, hear) {
       if (stopped || source.readyState !== EventSource.CLOSED) return;
       // The stream does not say why it was refused; the same request does.
       const stop = new AbortController();
-      const why = await fetch(url, { signal: stop.signal }).then((answer) => (answer.ok ? null : answer.json())).catch(() => ({ error: "this server does not answer" }));
+      const refusal = (answer) => {
+        if (answer.status === 401) location.assign("/login");
+        return answer.ok ? null : answer.json();
+      };
+      const why = await fetch(url, { signal: stop.signal }).then(refusal).catch(() => ({ error: "this server does not answer" }));
       stop.abort();
       if (why) hear({ events: [], skipped: 0, failure: why.error });
       again();
@@ -92,5 +96,5 @@ export default function live(root, frame) {
   form.addEventListener("submit", (event) => { event.preventDefault(); begin(); });
   form.addEventListener("change", begin);
   begin();
-  return { update: () => fetch("/api/ping").catch(() => { throw Object.assign(new Error("this server does not answer"), { gone: true }); }), key: (key) => { if (key === "p") toggle(); }, stop: () => stop?.() };
+  return { update: () => ask("ping"), key: (key) => { if (key === "p") toggle(); }, stop: () => stop?.() };
 }
