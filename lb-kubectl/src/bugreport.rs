@@ -1,6 +1,11 @@
 //! `bugreport`: the archives of all nodes in one.
 
-use std::{fmt::Write as _, fs::File, io, path::PathBuf};
+use std::{
+    fmt::Write as _,
+    fs::{self, File},
+    io,
+    path::PathBuf,
+};
 
 use anyhow::Context as _;
 use jiff::Timestamp;
@@ -24,16 +29,20 @@ pub(crate) async fn bugreport(cluster_args: &ClusterArgs, args: BugreportArgs) -
     let now = Timestamp::now();
     let name = format!("kubectl-lb-bugreport-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let path = args.output.unwrap_or_else(|| PathBuf::from(format!("{name}.tar")));
+    let cluster = Cluster::find(cluster_args).await?;
     // Created first, so that an unwritable path fails before the collection.
     let file = create(&path)?;
-    let cluster = Cluster::find(cluster_args).await?;
     let answers =
         gather::bytes(&cluster, &["bugreport", "--output", "-"], cluster_args.limit_of_report()).await;
     let complete =
         gather::all_answered(answers.iter().map(|Answer { node, result }| {
             (node.name.as_str(), result.as_ref().err().map(ToString::to_string))
         }));
-    write(file, &name, &answers, now).with_context(|| format!("cannot write {}", path.display()))?;
+    if let Err(error) = write(file, &name, &answers, now) {
+        // Half an archive would be in the way of the next attempt.
+        let _removed = fs::remove_file(&path);
+        return Err(error).with_context(|| format!("cannot write {}", path.display()));
+    }
     let collected = answers.iter().filter(|answer| answer.result.is_ok()).count();
     print(&format!(
         "Wrote the reports of {collected} of {} nodes to {}. They name addresses, Services and Pods of this cluster, but \

@@ -107,7 +107,8 @@ async fn run_unlimited(pods: &Api<Pod>, pod: &str, arguments: &[&str]) -> Result
     Ok(output)
 }
 
-/// Runs `lb-agent ARGUMENTS` in a Pod until it ends, and hands over each line of its standard output as it arrives.
+/// Runs `lb-agent ARGUMENTS` in a Pod until it ends, and hands over each line of its standard output and its standard
+/// error as it arrives.
 ///
 /// # Errors
 /// The command fails or cannot run.
@@ -115,24 +116,31 @@ pub(crate) async fn follow(
     pods: &Api<Pod>,
     pod: &str,
     arguments: &[&str],
-    mut line: impl FnMut(&str),
+    line: impl FnMut(&str),
+    mut warn: impl FnMut(&str),
 ) -> Result<(), NodeError> {
     let lost = |error: io::Error| NodeError::Connection { pod: pod.to_owned(), message: error.to_string() };
     let mut process = start(pods, pod, arguments).await?;
     let (stdout, stderr) = (process.stdout(), process.stderr());
-    let lines = async {
-        if let Some(stdout) = stdout {
-            let mut lines = BufReader::new(stdout).lines();
-            while let Some(text) = lines.next_line().await? {
-                line(&text);
-            }
-        }
-        Ok(())
+    // If the command fails, its last line says why.
+    let mut last = String::new();
+    let keep = |text: &str| {
+        warn(text);
+        text.clone_into(&mut last);
     };
-    let ((done, errors), status) =
-        tokio::join!(async { tokio::join!(lines, read(stderr)) }, status(&mut process));
-    let (errors, ()) = (errors.map_err(lost)?, done.map_err(lost)?);
-    end(pod, arguments, status, &errors)
+    let lines = async { tokio::join!(each_line(stdout, line), each_line(stderr, keep)) };
+    let ((done, warned), status) = tokio::join!(lines, status(&mut process));
+    done.and(warned).map_err(lost)?;
+    end(pod, arguments, status, last.as_bytes())
+}
+
+async fn each_line(stream: Option<impl AsyncRead + Unpin>, mut line: impl FnMut(&str)) -> io::Result<()> {
+    let Some(stream) = stream else { return Ok(()) };
+    let mut lines = BufReader::new(stream).lines();
+    while let Some(text) = lines.next_line().await? {
+        line(&text);
+    }
+    Ok(())
 }
 
 async fn start(pods: &Api<Pod>, pod: &str, arguments: &[&str]) -> Result<AttachedProcess, NodeError> {

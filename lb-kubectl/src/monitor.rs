@@ -32,13 +32,18 @@ async fn follow(cluster: &Cluster, node: &AgentNode, arguments: &[&str], output:
         TableOrJson::Table => print_line(&format!("{:width$}  {line}", node.name)),
         TableOrJson::Json => print_line(&with_node(line, &node.name)),
     };
+    let warn = |line: &str| print_warning(&format!("{}: {line}", node.name));
     let ended = match &node.pod {
-        Ok(pod) => exec::follow(&cluster.pods, pod, arguments, show).await,
+        Ok(pod) => exec::follow(&cluster.pods, pod, arguments, show, warn).await,
         Err(error) => Err(error.clone()),
     };
     let why = ended.err().map_or_else(|| "its monitor has ended".to_owned(), |error| error.to_string());
-    // A closed standard error must not end the command.
-    let _printed = writeln!(io::stderr(), "{}: no more events: {why}", node.name);
+    print_warning(&format!("{}: no more events: {why}", node.name));
+}
+
+/// Prints a line to standard error. If that is closed, the command goes on.
+fn print_warning(line: &str) {
+    let _printed = writeln!(io::stderr(), "{line}");
 }
 
 /// Prints a line at once. If standard output is closed, the command ends with success.
