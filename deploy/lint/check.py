@@ -48,7 +48,7 @@ EVERYTHING = {
     "updateStrategy": {"type": "OnDelete"},
     "loadBalancerController": {"enabled": True, "class": "example.com/lb", "reassign": True},
     "announce": {"enabled": True, "keySecret": "key", "port": 7000, "prefer": "single"},
-    "bgp": {"enabled": True, "image": "registry.example/bird:2", "table": 200, "lifetime": 60, "passwordSecrets": ["a/b", "c/d"]},
+    "bgp": {"enabled": True, "image": "registry.example/bird:2", "table": 200, "lifetime": 60, "passwordSecrets": ["a/b", "c/123"]},
     "test": {"image": "registry.example/busybox:1"},
     "monitoring": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -208,6 +208,8 @@ def check_monitoring_of_chart():
         problems.append("the ConfigMap is not deploy/grafana/lb-agent.json")
     monitor = made.get(("ServiceMonitor", "lb-agent"))
     service = made.get(("Service", "lb-agent"), {"metadata": {"labels": {}}})
+    if monitor and {"targetLabel": "job", "replacement": "lb-agent"} not in monitor["spec"]["endpoints"][0].get("relabelings", []):
+        problems.append("the job of the ServiceMonitor is not lb-agent, which the alerts look for")
     if not monitor or not monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items():
         problems.append("the ServiceMonitor finds no Service")
     problems += [f"{kind} is made although no value asks for it" for kind in usual & {"PrometheusRule", "ServiceMonitor", "Service"}]

@@ -462,17 +462,48 @@ fn packaged_unit_lets_the_agent_write_only_what_it_writes() {
     assert_eq!((value("Type"), value("Restart")), ("notify", "always"));
 }
 
-/// The context of the Docker build contains every member of the workspace: if one is missing, Cargo builds nothing.
+/// The context of the Docker build contains every member of the workspace, because Cargo builds nothing without one, and
+/// every folder that a source includes files of.
 #[test]
-fn docker_build_gets_every_member_of_the_workspace() {
+fn docker_build_gets_every_folder_that_it_reads() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
     let members = manifest.lines().find_map(|line| line.strip_prefix("members = ")).unwrap();
     let members: Vec<&str> = members.split('"').skip(1).step_by(2).collect();
     assert!(members.contains(&"lb-agent"), "{members:?}");
     let context = fs::read_to_string(deploy("Dockerfile.dockerignore")).unwrap();
+    let is_in_context = |folder: &str| context.lines().any(|line| line == format!("!{folder}"));
+    let mut included = 0;
     for member in members {
         let folder = member.split('/').next().unwrap();
-        assert!(context.lines().any(|line| line == format!("!{folder}")), "{folder} is not in the context");
+        assert!(is_in_context(folder), "{folder} is not in the context");
+        for source in sources(&root.join(member).join("src")) {
+            let text = fs::read_to_string(&source).unwrap();
+            // What a test includes is not part of the build.
+            let text = text.split("#[cfg(test)]").next().unwrap();
+            for path in included_paths(text) {
+                let Ok(path) = source.with_file_name(path).canonicalize() else { continue };
+                let path = path.strip_prefix(root.canonicalize().unwrap()).unwrap();
+                let folder = path.iter().next().unwrap().to_str().unwrap();
+                assert!(is_in_context(folder), "{folder}, of which {} includes files", source.display());
+                included += usize::from(folder == "docs");
+            }
+        }
     }
+    assert!(included > 0, "the web pages include those of docs");
+}
+
+/// The paths in `include_str!("PATH")`, also if they are the first part of a `concat!`.
+fn included_paths(text: &str) -> impl Iterator<Item = &str> {
+    let after = |start| text.split(start).skip(1).filter_map(|after| after.split('"').next());
+    after("include_str!(\"").chain(after("include_str!(concat!(\"")).chain(after("include_bytes!(\""))
+}
+
+/// All Rust sources below a folder, without those of tests.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
+    entries
+        .flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] })
+        .filter(|path| path.to_str().is_some_and(|path| path.ends_with(".rs") && !path.contains("test")))
+        .collect()
 }
