@@ -88,8 +88,8 @@ impl Clients {
         match (is_allowed, excess) {
             (true, 0) => Admission::Answer,
             (false, 0) => Admission::Refuse,
-            // Every second query over the rate gets a truncated answer, as in BIND and NSD, so an attacker who forges the source
-            // sends more packets than the victim receives.
+            // Every second query over the rate gets a truncated answer, as in BIND and NSD, so an attacker who forges
+            // the source sends more packets than the victim receives.
             (true, excess) if excess % 2 == 0 => Admission::Slip,
             _ => Admission::Drop,
         }

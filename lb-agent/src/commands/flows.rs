@@ -229,6 +229,8 @@ fn print_sums(rows: &[NamedSums<'_>], output: TableOrJson) -> anyhow::Result<()>
         let Sums { ended, volume } = sums;
         let numbers =
             [*ended, volume.packets_sent, volume.bytes_sent, volume.packets_answered, volume.bytes_answered];
+        // The lines may come from anywhere: their texts must not control the terminal.
+        let name = name.replace(char::is_control, "?");
         let cells = [Cell::new(name)].into_iter().chain(numbers.map(|number| Cell::new(scaled(number))));
         table.add_row(cells.collect::<Vec<_>>());
     }

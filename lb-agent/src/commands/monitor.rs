@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
+    os::fd::AsFd,
     time::{Duration, SystemTime},
 };
 
@@ -9,6 +10,7 @@ use anyhow::Context as _;
 use jiff::Timestamp;
 use lb_common::{Event, ServiceKey, conntrack::Tuple};
 use lb_core::plan::ServiceLabels;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     runtime,
@@ -58,6 +60,9 @@ async fn listen(monitor: Monitor, printer: &Printer) -> anyhow::Result<()> {
             _ = terminate.recv() => return Ok(()),
             _ = interrupt.recv() => return Ok(()),
             _ = pulse.tick() => {
+                if is_closed(&io::stdout())? {
+                    return Ok(());
+                }
                 monitor.get_ref().extend()?;
                 lost = tell_lost(monitor.get_ref(), lost)?;
             }
@@ -76,6 +81,14 @@ async fn listen(monitor: Monitor, printer: &Printer) -> anyhow::Result<()> {
             }
         }
     }
+}
+
+/// Whether nobody can read the output any more. Without this look, a monitor whose filter no event passes would never
+/// notice, and no other monitor could run.
+fn is_closed(output: &impl AsFd) -> io::Result<bool> {
+    let mut polled = [PollFd::new(output, PollFlags::empty())];
+    poll(&mut polled, Some(&Timespec::default()))?;
+    Ok(polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP))
 }
 
 /// Prints to standard error how many events were lost since the total was `before`, if any. Returns the new total.

@@ -66,7 +66,8 @@ fn filters() -> anyhow::Result<Vec<u8>> {
                 Ok(found) => ("filters", or_none(&String::from_utf8_lossy(&found)).to_owned()),
                 Err(error) => ("error", json!(format!("{error:#}")).to_string()),
             };
-            text.push_str(&format!("{{\"device\":\"{device}\",\"side\":\"{side}\",\"{name}\":{value}}}\n"));
+            let device = json!(device);
+            text.push_str(&format!("{{\"device\":{device},\"side\":\"{side}\",\"{name}\":{value}}}\n"));
         }
     }
     Ok(text.into_bytes())
