@@ -189,6 +189,34 @@ fn masqueraded_flow_keeps_its_masquerade_while_its_packets_are_lost() {
     }
 }
 
+/// A backend leaves its Service: the agent deletes the first flow, and no FIN reaches the second one.
+#[test]
+fn second_flow_without_a_first_one_is_deleted_after_a_minute() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    let first = flow(protocol::TCP, 1, ago(3600));
+    let to = first[0].1.to;
+    let outside = Tuple { source: Address::from_v4([192, 0, 2, 254]), ..to };
+    let second = |last_seen| {
+        let [(_, forward), (_, reply)] = flow(protocol::TCP, 1, last_seen);
+        let flags = flow_flags::SECOND_OF_MASQUERADED;
+        [
+            (to, Flow { to: outside, flags: flags | flow_flags::AT_EGRESS, ..forward }),
+            (outside.reversed(), Flow { to: to.reversed(), flags: flags | flow_flags::REPLY, ..reply }),
+        ]
+    };
+    for (has_first, silent, left) in [(true, 3600, 4), (false, 50, 2), (false, 70, 0)] {
+        conntrack.flush().unwrap();
+        insert(&conntrack, &second(ago(silent)));
+        if has_first {
+            insert(&conntrack, &first);
+        }
+        let gc = conntrack.expire(NOW).unwrap();
+        assert_eq!(conntrack.table().count().unwrap(), left, "silent for {silent} s: {gc:?}");
+        assert_eq!(gc.evicted, 0, "nothing had to make room");
+    }
+}
+
 /// A routed flow is masqueraded without a second flow: its forward entry also replaces the source. The VIP of a
 /// NodePort is an address of the node, and often also the source of masqueraded packets; the second round tests this.
 #[test]

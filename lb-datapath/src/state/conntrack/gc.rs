@@ -14,6 +14,11 @@ use tracing::{debug, warn};
 use super::{Conntrack, Ledger, index::EntryIndex, is_counted, is_of_service};
 use crate::{error::DatapathError, state::active_flows::Recount};
 
+/// Seconds without a packet after which GC deletes the second flow of a masqueraded connection whose first flow is gone:
+/// its backend has left the Service, or another connection of the client has taken its place. No FIN or RST reaches such
+/// a flow, which would keep a source port for a day and would never be evicted.
+const ABANDONED: u32 = 60;
+
 /// Observes a GC pass, which reports all flows of Services.
 pub trait FlowWalk {
     /// Called when a pass begins, at the tick `now`.
@@ -54,14 +59,6 @@ pub struct GcReport {
 }
 
 impl GcReport {
-    /// Counts a flow that was deleted; returns whether it was evicted before it expired.
-    fn count_expired(&mut self, forward: &Flow, reply: Option<&Flow>, now: Tick) -> bool {
-        let evicted = seconds_left(forward, reply, now) > 0;
-        self.expired += 1;
-        self.evicted += usize::from(evicted);
-        evicted
-    }
-
     /// Number of entries that the pass has read and not deleted. Restored entries do not count.
     pub const fn entries_left(&self) -> usize {
         let gone = 2 * self.expired - self.expired_tunnelled + self.orphans;
@@ -138,8 +135,8 @@ impl Conntrack {
         }
     }
 
-    /// Deletes both entries of an expired flow, unless a packet has refreshed the flow since the walk, or the first
-    /// flow of its masqueraded connection still exists. An entry that belongs to another flow by now stays.
+    /// Deletes both entries of an expired or abandoned flow, unless a packet has refreshed the flow since the walk, or the
+    /// first flow of its masqueraded connection still exists. An entry that belongs to another flow by now stays.
     fn delete_expired(
         &self,
         key: &Tuple,
@@ -151,7 +148,8 @@ impl Conntrack {
             return Ok(false);
         };
         let Some(reply) = self.reverse_of(key, &forward.flow)? else { return Ok(false) };
-        if seconds_left_under(pressure, &forward.flow, Some(&reply.flow), now) > 0
+        let is_over = seconds_left_under(pressure, &forward.flow, Some(&reply.flow), now) == 0;
+        if !is_over && !is_silent_second(&forward.flow, &reply.flow, now)
             || self.is_behind_live_flow(key, &forward.flow)?
             || !self.table.remove_read(key, &forward)?
         {
@@ -279,9 +277,11 @@ impl<'a, 'w> Pass<'a, 'w> {
         flow: &Flow,
         reply: Option<&Flow>,
     ) -> Result<(), DatapathError> {
-        let Self { conntrack, now, report, walk, .. } = self;
+        let Self { conntrack, now, index, report, walk, .. } = self;
         let pressure = report.pressure;
-        if seconds_left_under(pressure, flow, reply, *now) > 0 {
+        let is_over = seconds_left_under(pressure, flow, reply, *now) == 0;
+        let is_silent = reply.is_some_and(|reply| is_silent_second(flow, reply, *now));
+        if !is_over && (!is_silent || index.has(&key.reversed())) {
             return Ok(());
         }
         let deleted = match reply {
@@ -290,7 +290,9 @@ impl<'a, 'w> Pass<'a, 'w> {
         };
         if deleted {
             report.expired_tunnelled += usize::from(reply.is_none());
-            let evicted = report.count_expired(flow, reply, *now);
+            let evicted = is_over && seconds_left(flow, reply, *now) > 0;
+            report.expired += 1;
+            report.evicted += usize::from(evicted);
             if let Some(walk) = walk.as_mut().filter(|_| is_of_service(flow)) {
                 walk.deleted(key, evicted);
             }
@@ -308,6 +310,12 @@ impl<'a, 'w> Pass<'a, 'w> {
         self.report.overflowed = self.conntrack.table.overflowed();
         Ok(self.report)
     }
+}
+
+/// Whether this is the second flow of a masqueraded connection, without a packet for [`ABANDONED`] seconds. If the first
+/// flow is gone as well, it is abandoned.
+fn is_silent_second(forward: &Flow, reply: &Flow, now: Tick) -> bool {
+    forward.is_second() && now.seconds_since(forward.last_seen.max(reply.last_seen)) >= ABANDONED
 }
 
 /// Key and value of the lost entry of a flow, as far as the other entry determines them.

@@ -46,6 +46,11 @@ impl EntryIndex {
         }
     }
 
+    /// Whether the walk has found an entry with this key.
+    pub(super) fn has(&self, key: &Tuple) -> bool {
+        self.entries.contains_key(&self.hasher.hash_one(key))
+    }
+
     /// Counts the connections of sockets to a backend, which have no entries.
     pub(super) fn add_sockets(&mut self, counter: &SocketCounter, counts: &SocketCounts) {
         let active = i64::try_from(counts.active()).unwrap_or(i64::MAX);
