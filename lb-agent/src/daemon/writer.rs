@@ -115,6 +115,8 @@ pub(super) struct Writer {
     started: Instant,
     /// The conditions of the last report. Only conditions that are not among them are logged.
     logged: BTreeSet<String>,
+    /// Whether the prober has got targets, perhaps none.
+    has_targets: bool,
 }
 
 /// The result of a synchronisation.
@@ -166,6 +168,7 @@ impl Writer {
             grace: None,
             started: Instant::now(),
             logged: BTreeSet::new(),
+            has_targets: false,
         }
     }
 
@@ -509,10 +512,11 @@ impl Writer {
         }
     }
 
-    /// Tells the prober which endpoints to probe.
+    /// Tells the prober which endpoints to probe: after the first plan in any case, then if they change.
     fn publish_targets(&mut self) {
         let targets = self.reconciler.take_target_changes();
-        if !targets.is_empty() && self.listeners.targets.send(targets).is_err() {
+        let is_first = !std::mem::replace(&mut self.has_targets, true);
+        if (is_first || !targets.is_empty()) && self.listeners.targets.send(targets).is_err() {
             debug!("endpoints are not probed: the agent is stopping");
         }
     }

@@ -62,7 +62,7 @@ pub(crate) struct Prober {
     /// When the file of unhealthy targets was last written.
     written: Option<Instant>,
     started: Instant,
-    /// Whether this agent has had targets yet.
+    /// Whether the writer has sent targets yet, perhaps none.
     has_targets: bool,
     /// When the task forgets the unhealthy targets of an earlier agent that no Service uses; `None` before the first
     /// targets, which come once the sources are complete, and afterwards.
@@ -181,7 +181,8 @@ impl Prober {
     /// unhealthy any more: later endpoints may get their addresses.
     fn forget_unused(&mut self) {
         self.forget_at = None;
-        self.verdicts.extend(self.observers.board.lock().forget_unused().map(|target| (target, false)));
+        let unused = self.observers.board.lock().forget_unused();
+        self.verdicts.extend(unused.into_iter().map(|target| (target, false)));
     }
 
     /// Schedules an immediate probe of each healthy endpoint that has left SYNs unanswered: see [`Monitor::suspect`].

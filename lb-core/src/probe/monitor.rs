@@ -138,7 +138,9 @@ impl Monitor {
 
     fn first_state(&mut self, target: &Target) -> State {
         let before = self.remembered.range(..target).map(|(other, _)| other);
-        let known = alike(before, self.remembered.range(target..).map(|(other, _)| other), target).cloned();
+        let alike_one =
+            || alike(before, self.remembered.range(target..).map(|(other, _)| other), target).cloned();
+        let known = if self.remembered.contains_key(target) { Some(target.clone()) } else { alike_one() };
         if let Some((known, Memory { since, failure })) =
             known.and_then(|known| self.remembered.remove_entry(&known))
         {
@@ -153,11 +155,12 @@ impl Monitor {
         same.and_then(|same| self.watched.get(same)).map(|watched| watched.state.clone()).unwrap_or_default()
     }
 
-    /// Forgets the targets of an earlier agent that no Service has used, and returns them: an endpoint that gets such
-    /// an address later is another one.
-    pub fn forget_unused(&mut self) -> impl Iterator<Item = Target> + use<> {
+    /// Forgets the targets of an earlier agent that no Service uses, and returns them: an endpoint that gets such an
+    /// address later is another one.
+    pub fn forget_unused(&mut self) -> Vec<Target> {
         let unused = std::mem::take(&mut self.remembered).into_keys();
-        unused.chain(std::mem::take(&mut self.taken_over))
+        let gone = unused.chain(std::mem::take(&mut self.taken_over));
+        gone.filter(|target| !self.watched.contains_key(target)).collect()
     }
 
     fn remove(&mut self, target: &Target) {
@@ -394,13 +397,23 @@ mod tests {
         let remembered = BTreeMap::from([(target(1, 10), memory()), (target(2, 10), memory())]);
         let mut bed = Bed::new(remembered.clone());
         assert_eq!(bed.monitor.unhealthy(), remembered, "the next agent must know both");
-        assert_eq!(bed.monitor.forget_unused().collect::<Vec<_>>(), [target(2, 10)]);
+        assert_eq!(bed.monitor.forget_unused(), [target(2, 10)]);
         assert_eq!(bed.monitor.unhealthy().into_keys().collect::<Vec<_>>(), [target(1, 10)]);
         assert_eq!(bed.monitor.set(&target(2, 10), users(), S), Some(false), "a new endpoint");
         // A check with another interval takes the state over; the earlier target is forgotten all the same.
         let mut monitor = Monitor::new(7, remembered);
         assert_eq!(monitor.set(&target(1, 20), users(), S), Some(true));
-        assert_eq!(monitor.forget_unused().collect::<Vec<_>>(), [target(2, 10), target(1, 10)]);
+        assert_eq!(monitor.forget_unused(), [target(2, 10), target(1, 10)]);
+        // Both checks are in use: the verdict on neither is forgotten.
+        let mut monitor = Monitor::new(7, BTreeMap::from([(target(1, 10), memory())]));
+        assert_eq!(monitor.set(&target(1, 5), users(), S), Some(true));
+        assert_eq!(monitor.set(&target(1, 10), users(), S), Some(true));
+        assert_eq!(monitor.forget_unused(), []);
+        // A target takes over its own memory rather than that of another check.
+        let mut monitor =
+            Monitor::new(7, BTreeMap::from([(target(1, 10), memory()), (target(1, 20), memory())]));
+        assert_eq!(monitor.set(&target(1, 20), users(), S), Some(true));
+        assert_eq!(monitor.forget_unused(), [target(1, 10)]);
     }
 
     #[test]
