@@ -318,7 +318,7 @@ impl NodeSockets {
             let list = Diag::List { family, protocol, storage };
             let answers = match netlink.dump(&list) {
                 // The kernel cannot list sockets of this protocol; `lb-agent check` says so.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => break,
                 answers => answers.map_err(failed("list sockets"))?,
             };
             for message in answers {

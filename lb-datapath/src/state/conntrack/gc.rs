@@ -233,6 +233,9 @@ struct Pass<'a, 'w> {
     /// Keys of the entries whose counterpart is not in the index. A program inserts the two entries of a flow one after
     /// the other, so the pass checks these again after its walk.
     alone: Vec<Tuple>,
+    /// Key and forward entry of second flows that may be abandoned. Checked again after the lost entries of their first
+    /// flows are restored.
+    silent: Vec<(Tuple, Flow)>,
 }
 
 impl<'a, 'w> Pass<'a, 'w> {
@@ -248,7 +251,7 @@ impl<'a, 'w> Pass<'a, 'w> {
         let entries = index.entries.len();
         let pressure = Pressure::of(entries, conntrack.table.capacity());
         let report = GcReport { entries, pressure, ..GcReport::default() };
-        Self { conntrack, now, index, ledger, walk, report, alone: Vec::new() }
+        Self { conntrack, now, index, ledger, walk, report, alone: Vec::new(), silent: Vec::new() }
     }
 
     /// Reports the entry to the observers, and deletes the flow if this is its forward entry and its time is over.
@@ -277,11 +280,13 @@ impl<'a, 'w> Pass<'a, 'w> {
         flow: &Flow,
         reply: Option<&Flow>,
     ) -> Result<(), DatapathError> {
-        let Self { conntrack, now, index, report, walk, .. } = self;
+        let Self { conntrack, now, index, report, walk, silent, .. } = self;
         let pressure = report.pressure;
-        let is_over = seconds_left_under(pressure, flow, reply, *now) == 0;
-        let is_silent = reply.is_some_and(|reply| is_silent_second(flow, reply, *now));
-        if !is_over && (!is_silent || index.has(&key.reversed())) {
+        if seconds_left_under(pressure, flow, reply, *now) > 0 {
+            let is_silent = reply.is_some_and(|reply| is_silent_second(flow, reply, *now));
+            if is_silent && !index.has(&key.reversed()) {
+                silent.push((*key, *flow));
+            }
             return Ok(());
         }
         let deleted = match reply {
@@ -290,7 +295,7 @@ impl<'a, 'w> Pass<'a, 'w> {
         };
         if deleted {
             report.expired_tunnelled += usize::from(reply.is_none());
-            let evicted = is_over && seconds_left(flow, reply, *now) > 0;
+            let evicted = seconds_left(flow, reply, *now) > 0;
             report.expired += 1;
             report.evicted += usize::from(evicted);
             if let Some(walk) = walk.as_mut().filter(|_| is_of_service(flow)) {
@@ -300,12 +305,16 @@ impl<'a, 'w> Pass<'a, 'w> {
         Ok(())
     }
 
-    /// Ends the walk, and restores or deletes the entries whose counterpart is lost.
+    /// Ends the walk, restores or deletes the entries whose counterpart is lost, and deletes abandoned second flows.
     fn end(mut self) -> Result<GcReport, DatapathError> {
         self.ledger.iter_mut().for_each(|ledger| ledger.end());
         self.walk.iter_mut().for_each(|walk| walk.end());
         for key in self.alone {
             self.conntrack.restore_or_delete(&key, self.now, &mut self.report)?;
+        }
+        for (key, flow) in self.silent {
+            let deleted = self.conntrack.delete_expired(&key, &flow, self.now, self.report.pressure)?;
+            self.report.expired += usize::from(deleted);
         }
         self.report.overflowed = self.conntrack.table.overflowed();
         Ok(self.report)
