@@ -97,7 +97,7 @@ pub const fn to_client(segment: &Segment, reply: &Flow, header: u32) -> ToClient
         return ToClient::Accept;
     }
     // The backend has not accepted: it refuses the connection, or answers for an earlier one. `base` is not known yet.
-    if reply.seen & seen::ACK == 0 {
+    if reply.seen & seen::SYN == 0 {
         return ToClient::Unchanged;
     }
     let bytes = segment.ack.wrapping_sub(base(reply));
@@ -234,9 +234,13 @@ mod tests {
     fn segments_of_a_backend_that_has_not_accepted_stay_as_they_are() {
         let (_, accepted) = accepted(0, 0);
         let fresh = Flow { seen: 0, next_seq: 0, last_ack: 0, ..accepted };
+        // It has answered for an earlier connection of the client's port.
+        let challenged = Flow { seen: seen::PACKET | seen::ACK, last_ack: 77, ..fresh };
         for (flags, ack) in [(RST | ACK, 1001), (ACK, 1001), (RST | ACK, 5), (ACK, 0x9000_0000)] {
-            let found = to_client(&segment(flags, 0, ack, 0), &fresh, HEADER);
-            assert_eq!(found, ToClient::Unchanged, "{flags}, {ack}");
+            for reply in [fresh, challenged] {
+                let found = to_client(&segment(flags, 0, ack, 0), &reply, HEADER);
+                assert_eq!(found, ToClient::Unchanged, "{flags}, {ack}");
+            }
         }
     }
 }
