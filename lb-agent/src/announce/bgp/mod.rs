@@ -33,7 +33,7 @@ use tokio::{
     sync::watch,
     time::{self, Instant},
 };
-use tracing::{info, warn};
+use tracing::{debug, info};
 
 pub(crate) use self::bird::Sessions;
 pub use self::report::{BgpReport, RouteReport};
@@ -333,7 +333,7 @@ fn derives_id(decided: &mut Option<bool>) -> bool {
     if decided.is_none() {
         match has_ipv4_address() {
             Ok(found) => *decided = Some(!found),
-            Err(error) => warn!("cannot tell whether BIRD needs a router id: {error}"),
+            Err(error) => debug!("cannot tell whether BIRD needs a router id: {error}"),
         }
     }
     decided.unwrap_or(false)

@@ -101,14 +101,16 @@ impl Passwords {
             let Some(secret) = peer.password_secret.clone() else { continue };
             let Some(Found { password, error }) = self.secrets.get(&secret) else { continue };
             let taken = password.as_ref().map(|password| peer.set_password(password));
-            let why = match (taken, error) {
+            let unknown = "so a session with that router stays as it is, and a new one does not begin";
+            let (effect, why) = match (taken, error) {
                 (Some(Ok(())), None) => continue,
-                (Some(Err(why)), _) => format!("its password is invalid: {why}"),
-                (Some(Ok(())) | None, error) => error.clone().unwrap_or_default(),
+                (Some(Ok(())), Some(error)) => ("so its last password stays in use", error.clone()),
+                (Some(Err(why)), _) => (unknown, format!("its password is invalid: {why}")),
+                (None, error) => (unknown, error.clone().unwrap_or_default()),
             };
             problems.push(format!(
-                "the Secret {secret} of the BGPPeer {name} cannot be used, so a session with that router stays as it is, and \
-                 a new one does not begin: {why}; with the chart, `bgp.passwordSecrets` must list it"
+                "the Secret {secret} of the BGPPeer {name} cannot be used, {effect}: {why}; with the chart, \
+                 `bgp.passwordSecrets` must list it"
             ));
         }
         problems
@@ -157,7 +159,7 @@ mod tests {
         assert_eq!(fill(&passwords), (true, String::new()));
         passwords.note(&secret, Err("away".to_owned()));
         let (has_password, problem) = fill(&passwords);
-        assert!(has_password && problem.contains("away"), "{problem}");
+        assert!(has_password && problem.contains("last password stays in use: away"), "{problem}");
         passwords.note(&secret, Ok("two\nlines".to_owned()));
         let (has_password, problem) = fill(&passwords);
         assert!(!has_password && problem.contains("control characters"), "{problem}");

@@ -218,14 +218,17 @@ impl<'a> Builder<'a> {
             self.advertised.bgp.peers.values().filter(|peer| peer.selects_node(self.labels)).collect();
         let with_id = of_node.iter().find(|peer| peer.router_id.is_some()).copied();
         self.result.router_id = with_id.and_then(|peer| peer.router_id);
-        let mut peers: Vec<(&Peer, Option<BfdProfile>)> = Vec::new();
+        let (mut peers, mut earlier): (Vec<(&Peer, Option<BfdProfile>)>, Vec<&Peer>) = Default::default();
         for peer in of_node {
-            if peer.lacks_password() {
-                self.result.held_back.insert(peer.name.clone());
-                continue;
-            }
-            match self.resolve_peer(peer, &peers, with_id) {
-                Ok(profile) => peers.push((peer, profile)),
+            match self.resolve_peer(peer, &earlier, with_id) {
+                Ok(_) if peer.lacks_password() => {
+                    self.result.held_back.insert(peer.name.clone());
+                    earlier.push(peer);
+                }
+                Ok(profile) => {
+                    peers.push((peer, profile));
+                    earlier.push(peer);
+                }
                 Err(error) => {
                     self.result.errors.push(error);
                     self.result.held_back.insert(peer.name.clone());
@@ -240,11 +243,11 @@ impl<'a> Builder<'a> {
     fn resolve_peer(
         &self,
         peer: &Peer,
-        others: &[(&Peer, Option<BfdProfile>)],
+        others: &[&Peer],
         with_id: Option<&Peer>,
     ) -> Result<Option<BfdProfile>, ConvertError> {
         let object = Object::new("BGPPeer", &peer.name);
-        if let Some((twin, _)) = others.iter().find(|(other, _)| is_twin(other, peer)) {
+        if let Some(twin) = others.iter().find(|other| is_twin(other, peer)) {
             let why = format!("BGPPeer {} has the same address", twin.name);
             return Err(object.invalid("spec.peerAddress", peer.address, &why));
         }
