@@ -230,6 +230,11 @@ def check_roles():
         found = any("namespaces" in rule["resources"] for role in roles for rule in role["rules"])
         if found != expected:
             problems.append(f"with the configuration {config}, the role {'has' if found else 'lacks'} namespaces")
+    for config, expected in [({}, False), ({"dns-intercept": "a/b"}, False), ({"dnsBindAddress": "192.0.2.1"}, True)]:
+        [pods] = [d["spec"]["template"]["spec"] for d in yaml.safe_load_all(render({"config": config})) if d["kind"] == "DaemonSet"]
+        added = [c["securityContext"]["capabilities"]["add"] for c in pods["containers"] if c["name"] == "lb-agent"]
+        if ("NET_BIND_SERVICE" in added[0]) != expected:
+            problems.append(f"with the configuration {config}, the agent has the capabilities {added[0]}")
     return problems
 
 

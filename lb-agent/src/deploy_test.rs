@@ -502,8 +502,12 @@ fn included_paths(text: &str) -> impl Iterator<Item = &str> {
 /// All Rust sources below a folder, without those of tests.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
+    let entries = entries.filter(|path| path.file_name().is_none_or(|name| name != "tests"));
     entries
         .flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] })
-        .filter(|path| path.to_str().is_some_and(|path| path.ends_with(".rs") && !path.contains("test")))
+        .filter(|path| {
+            let name = path.file_name().unwrap().to_string_lossy();
+            name.ends_with(".rs") && !name.ends_with("test.rs") && !name.ends_with("tests.rs")
+        })
         .collect()
 }

@@ -136,9 +136,10 @@ pub(crate) async fn follow(
 
 async fn each_line(stream: Option<impl AsyncRead + Unpin>, mut line: impl FnMut(&str)) -> io::Result<()> {
     let Some(stream) = stream else { return Ok(()) };
-    let mut lines = BufReader::new(stream).lines();
-    while let Some(text) = lines.next_line().await? {
-        line(&text);
+    let (mut stream, mut bytes) = (BufReader::new(stream), Vec::new());
+    while stream.read_until(b'\n', &mut bytes).await? > 0 {
+        line(String::from_utf8_lossy(&bytes).trim_end_matches('\n'));
+        bytes.clear();
     }
     Ok(())
 }

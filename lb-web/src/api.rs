@@ -99,10 +99,14 @@ async fn walking<S: Source, T: Send + 'static>(
     web: Arc<Web<S>>,
     work: impl FnOnce(&Web<S>) -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {
-    let shared = Arc::clone(&web);
     // The semaphore is never closed.
-    let _permit = shared.walks.acquire().await.map_err(anyhow::Error::new)?;
-    blocking(move || work(&web)).await
+    let permit = Arc::clone(&web.walks).acquire_owned().await.map_err(anyhow::Error::new)?;
+    blocking(move || {
+        // The work goes on if the browser does not wait for it.
+        let _permit = permit;
+        work(&web)
+    })
+    .await
 }
 
 async fn overview<S: Source>(State(web): State<Arc<Web<S>>>) -> Result<Json<Value>, Refusal> {

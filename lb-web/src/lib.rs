@@ -63,7 +63,7 @@ struct Web<S: Source> {
     live: Live<S::Event>,
     access: Access,
     /// Permits for requests that read all connections.
-    walks: Semaphore,
+    walks: Arc<Semaphore>,
 }
 
 /// How many requests may read all connections at once: each takes up to some 100 MB of memory and a thread.
@@ -74,7 +74,8 @@ const WALKS: usize = 2;
 pub fn router<S: Source>(source: S, access: Access) -> Router {
     let sampler = Arc::new(Sampler::new(source));
     tokio::spawn(Sampler::run(Arc::downgrade(&sampler)));
-    let web = Arc::new(Web { sampler, live: Live::default(), access, walks: Semaphore::new(WALKS) });
+    let web =
+        Arc::new(Web { sampler, live: Live::default(), access, walks: Arc::new(Semaphore::new(WALKS)) });
     let pages = ["/", "/services", "/services/{namespace}/{name}", "/connections", "/explain", "/live"];
     let pages = pages
         .into_iter()

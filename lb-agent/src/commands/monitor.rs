@@ -10,7 +10,10 @@ use anyhow::Context as _;
 use jiff::Timestamp;
 use lb_common::{Event, ServiceKey, conntrack::Tuple};
 use lb_core::plan::ServiceLabels;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     runtime,
@@ -87,7 +90,11 @@ async fn listen(monitor: Monitor, printer: &Printer) -> anyhow::Result<()> {
 /// notice, and no other monitor could run.
 fn is_closed(output: &impl AsFd) -> io::Result<bool> {
     let mut polled = [PollFd::new(output, PollFlags::empty())];
-    poll(&mut polled, Some(&Timespec::default()))?;
+    match poll(&mut polled, Some(&Timespec::default())) {
+        // The signal ends the monitor.
+        Err(Errno::INTR) => return Ok(false),
+        result => result?,
+    };
     Ok(polled[0].revents().intersects(PollFlags::ERR | PollFlags::HUP))
 }
 

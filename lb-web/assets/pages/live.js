@@ -22,8 +22,8 @@ export function listen(query, hear) {
       // The stream does not say why it was refused; the same request does.
       const stop = new AbortController();
       const refusal = (answer) => {
-        if (answer.status === 401) location.assign("/login");
-        return answer.ok ? null : answer.json();
+        if (answer.status === 401) { stopped = true; location.assign("/login"); }
+        return answer.ok || stopped ? null : answer.json();
       };
       const why = await fetch(url, { signal: stop.signal }).then(refusal).catch(() => ({ error: "this server does not answer" }));
       stop.abort();
