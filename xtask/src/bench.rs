@@ -18,7 +18,7 @@ use crate::user::is_root;
 pub(crate) struct Args {
     /// The benchmark to run [default: all]
     bench: Option<Bench>,
-    /// Arguments of the benchmark; `cargo xtask bench NAME --help` lists them
+    /// Arguments of the benchmark; `cargo xtask bench NAME -- --help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<OsString>,
 }
