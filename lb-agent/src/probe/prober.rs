@@ -62,10 +62,8 @@ pub(crate) struct Prober {
     /// When the file of unhealthy targets was last written.
     written: Option<Instant>,
     started: Instant,
-    /// Whether the writer has sent targets yet, perhaps none.
-    has_targets: bool,
-    /// When the task forgets the unhealthy targets of an earlier agent that no Service uses; `None` before the first
-    /// targets, which come once the sources are complete, and afterwards.
+    /// When the task forgets the unhealthy targets of an earlier agent that no Service uses. `None` if there are none, and
+    /// before the first targets, which come once the sources are complete.
     forget_at: Option<Instant>,
     running: JoinSet<(Target, Result<(), Failure>)>,
     /// Backends that leave SYNs of clients unanswered; `None` without `--syn-retries`, because the programs record such
@@ -107,7 +105,6 @@ impl Prober {
             write_at: None,
             written: None,
             started: Instant::now(),
-            has_targets: false,
             forget_at: None,
             running: JoinSet::new(),
             unanswered,
@@ -160,11 +157,11 @@ impl Prober {
     }
 
     fn set(&mut self, targets: Targets) {
-        if !std::mem::replace(&mut self.has_targets, true) {
-            self.forget_at = Some(Instant::now() + REMEMBERED);
-        }
         let now = self.started.elapsed();
         let mut monitor = self.observers.board.lock();
+        if monitor.remembers() {
+            self.forget_at.get_or_insert_with(|| Instant::now() + REMEMBERED);
+        }
         let (new, gone): (Targets, Targets) = targets.into_iter().partition(|(_, users)| !users.is_empty());
         for (target, users) in new.into_iter().chain(gone) {
             // A new target may begin with the verdict of a known one that has the same address, port and kind of check,

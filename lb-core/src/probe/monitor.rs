@@ -155,6 +155,11 @@ impl Monitor {
         same.and_then(|same| self.watched.get(same)).map(|watched| watched.state.clone()).unwrap_or_default()
     }
 
+    /// Whether an earlier agent found targets unhealthy that no Service of this agent has used yet.
+    pub fn remembers(&self) -> bool {
+        !self.remembered.is_empty()
+    }
+
     /// Forgets the targets of an earlier agent that no Service uses, and returns them: an endpoint that gets such an
     /// address later is another one.
     pub fn forget_unused(&mut self) -> Vec<Target> {

@@ -45,8 +45,8 @@ impl Method {
     }
 }
 
-/// Whether the scheduler takes its entries in turn ([`Method::Turn`]), so that a new flow ends the turn. (By the number in
-/// the record, which the program need not turn into a [`Scheduler`].)
+/// Whether the scheduler with this number takes its entries in turn ([`Method::Turn`]), so that a new flow ends the
+/// turn.
 #[inline(always)]
 pub const fn takes_turns(scheduler: u8) -> bool {
     scheduler == Scheduler::RoundRobin as u8 || scheduler == Scheduler::WeightedRoundRobin as u8
@@ -218,6 +218,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn schedulers_that_take_turns_have_the_method_turn() {
+        for scheduler in Scheduler::ALL {
+            let is_turn = Method::of(scheduler) == Method::Turn;
+            assert_eq!(takes_turns(scheduler as u8), is_turn, "{scheduler:?}");
+        }
+    }
 
     fn service(base: u32, count: u32) -> Service {
         Service { backends_base: base, backends_count: count, ..Service::zeroed() }

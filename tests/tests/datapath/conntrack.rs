@@ -159,6 +159,18 @@ fn gc_rebuilds_the_lost_entry_of_a_flow() {
     assert_eq!((gc.entries, gc.restored), (4, 0), "a second GC finds nothing to do");
 }
 
+/// Both entries of the second flow of a masqueraded connection, which exchanges the client's address for the node's.
+fn second_of(first: &[(Tuple, Flow); 2], last_seen: Tick) -> [(Tuple, Flow); 2] {
+    let to = first[0].1.to;
+    let outside = Tuple { source: Address::from_v4([192, 0, 2, 254]), ..to };
+    let [(_, forward), (_, reply)] = flow(to.protocol, to.source_port, last_seen);
+    let flags = flow_flags::SECOND_OF_MASQUERADED;
+    [
+        (to, Flow { to: outside, flags: flags | flow_flags::AT_EGRESS, ..forward }),
+        (outside.reversed(), Flow { to: to.reversed(), flags: flags | flow_flags::REPLY, ..reply }),
+    ]
+}
+
 /// The client sends, but no packet reaches the egress hook, because the neighbour does not answer or a policy drops the
 /// packets.
 #[test]
@@ -166,15 +178,8 @@ fn masqueraded_flow_keeps_its_masquerade_while_its_packets_are_lost() {
     let sandbox = Sandbox::new();
     let conntrack = sandbox.open().conntrack();
     let first = flow(protocol::UDP, 1, ago(1));
-    let to = first[0].1.to;
-    let outside = Tuple { source: Address::from_v4([192, 0, 2, 254]), ..to };
-    let half = |key: &Tuple, to: &Tuple, flags| {
-        (*key, Flow::new(key, to, 7, flow_flags::SECOND_OF_MASQUERADED | flags, ago(3600)))
-    };
-    let second = [
-        half(&to, &outside, flow_flags::AT_EGRESS),
-        half(&outside.reversed(), &to.reversed(), flow_flags::REPLY),
-    ];
+    let second = second_of(&first, ago(3600));
+    let outside = second[0].1.to;
     for halves in [&second[..], &second[..1], &second[1..]] {
         conntrack.flush().unwrap();
         insert(&conntrack, &first);
@@ -195,22 +200,12 @@ fn second_flow_without_a_first_one_is_deleted_after_a_minute() {
     let sandbox = Sandbox::new();
     let conntrack = sandbox.open().conntrack();
     let first = flow(protocol::TCP, 1, ago(3600));
-    let to = first[0].1.to;
-    let outside = Tuple { source: Address::from_v4([192, 0, 2, 254]), ..to };
-    let second = |last_seen| {
-        let [(_, forward), (_, reply)] = flow(protocol::TCP, 1, last_seen);
-        let flags = flow_flags::SECOND_OF_MASQUERADED;
-        [
-            (to, Flow { to: outside, flags: flags | flow_flags::AT_EGRESS, ..forward }),
-            (outside.reversed(), Flow { to: to.reversed(), flags: flags | flow_flags::REPLY, ..reply }),
-        ]
-    };
     // If one entry of the first flow is lost, GC restores it, and the second flow stays.
     for (of_first, silent, left) in
         [(&first[..], 3600, 4), (&first[..1], 3600, 4), (&first[1..], 3600, 4), (&[], 50, 2), (&[], 70, 0)]
     {
         conntrack.flush().unwrap();
-        insert(&conntrack, &second(ago(silent)));
+        insert(&conntrack, &second_of(&first, ago(silent)));
         insert(&conntrack, of_first);
         let gc = conntrack.expire(NOW).unwrap();
         assert_eq!(conntrack.table().count().unwrap(), left, "silent for {silent} s: {gc:?}");

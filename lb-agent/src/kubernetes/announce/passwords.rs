@@ -62,9 +62,9 @@ impl Passwords {
             }
         }
         let has_failed = self.secrets.values().any(|found| found.error.is_some());
-        let pause = if has_failed { RETRY } else { REREAD };
-        let again = self.again.filter(|_| !is_due).unwrap_or_else(|| Instant::now() + pause);
-        self.again = (!self.secrets.is_empty()).then(|| again.min(Instant::now() + pause));
+        let next = Instant::now() + if has_failed { RETRY } else { REREAD };
+        let planned = self.again.filter(|_| !is_due);
+        self.again = (!self.secrets.is_empty()).then(|| planned.map_or(next, |planned| planned.min(next)));
     }
 
     async fn request(&self, secret: &ObjectName) -> Result<String, String> {
