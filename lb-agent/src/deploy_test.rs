@@ -479,7 +479,7 @@ fn docker_build_gets_every_folder_that_it_reads() {
         assert!(is_in_context(folder), "{folder} is not in the context");
         for source in sources(&root.join(member).join("src")) {
             let text = fs::read_to_string(&source).unwrap();
-            // What a test includes is not part of the build.
+            // Tests are not part of the build, so the context may lack the files that they include.
             let text = text.split("#[cfg(test)]").next().unwrap();
             for path in included_paths(text) {
                 let Ok(path) = source.with_file_name(path).canonicalize() else { continue };

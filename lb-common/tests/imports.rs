@@ -1,4 +1,5 @@
-//! Files of different folders of a crate never import each other in a circle, and no crate has more than 35 % of the lines.
+//! Files of different folders of a crate never import each other in a circle, and no crate has more than 35 % of the
+//! lines.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

@@ -116,8 +116,8 @@ impl Store {
         self.dirty.insert(name);
     }
 
-    /// The Service with its last valid health check, if an annotation that defines the check is now invalid, and with its
-    /// last valid `fail_closed` likewise.
+    /// The Service with its last valid health check, if an annotation that defines the check is now invalid, and
+    /// likewise with its last valid `fail_closed`.
     fn with_last_good_check(&self, name: &ObjectName, mut service: Service) -> Service {
         let Some(settings) = &mut service.settings else { return service };
         let Some(before) = self.service(name) else { return service };

@@ -30,7 +30,7 @@ pub(crate) struct ClientEdns {
     pub(crate) dnssec_ok: bool,
 }
 
-/// What the server does with a message that it does not accept as a query.
+/// How the server refuses a message that is no valid query.
 #[derive(Debug)]
 pub(crate) enum Refusal {
     /// An answer would help an attacker, or no client waits for one.

@@ -86,8 +86,8 @@ async fn listen(monitor: Monitor, printer: &Printer) -> anyhow::Result<()> {
     }
 }
 
-/// Whether nobody can read the output any more. Without this look, a monitor whose filter no event passes would never
-/// notice, and no other monitor could run.
+/// Whether the reader of the output is gone. A write would also fail then, but a monitor whose filter no event passes
+/// writes nothing: it would run on, and no other monitor could start.
 fn is_closed(output: &impl AsFd) -> io::Result<bool> {
     let mut polled = [PollFd::new(output, PollFlags::empty())];
     match poll(&mut polled, Some(&Timespec::default())) {

@@ -35,8 +35,8 @@ pub(super) struct Walk<'a, T> {
     pub(super) question: &'a Question,
     pub(super) segment: Segment,
     pub(super) steps: Vec<TraceStep>,
-    /// Whether the XDP program has chosen a backend, and then left the packet to tc. It has created a routed flow then,
-    /// and no other.
+    /// Whether the XDP program has chosen a backend, and then left the packet to tc. If the flow to that backend is
+    /// routed, the program has created it.
     pub(super) is_left_by_xdp: bool,
 }
 

@@ -178,8 +178,8 @@ fn put_filter(
     netlink.execute(RouteNetlinkMessage::NewTrafficFilter(message), NLM_F_CREATE)
 }
 
-/// The tasks that attach programs and that announce addresses may work on one device at once. Who holds this lock makes or
-/// removes a qdisc together with its mark.
+/// Held while a qdisc is made, marked and given its first filter, and while one is removed with its mark: the tasks that
+/// attach programs and that announce addresses may work on one device at once.
 static QDISCS: Mutex<()> = Mutex::new(());
 
 fn lock_qdiscs() -> MutexGuard<'static, ()> {

@@ -54,7 +54,7 @@ impl<M: Message> Netlink<M> {
     /// All answers to a dump request. Leaves out messages that this code cannot parse.
     ///
     /// # Errors
-    /// The kernel refuses the request, or ends the dump with an error: the answers before it are not all.
+    /// The kernel refuses the request, or ends the dump with an error, so that the list is incomplete.
     pub(crate) fn dump(&mut self, request: &M) -> io::Result<Vec<M>> {
         for _ in 0..DUMP_ATTEMPTS {
             self.send(request.clone(), NLM_F_DUMP)?;
@@ -157,8 +157,9 @@ fn take_message<'a>(datagram: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(message)
 }
 
-/// Reads the datagrams that wait on a non-blocking socket of a multicast group, until there are no more: after an overflow
-/// of the socket's queue, the kernel queues events again only when the queue was empty. Returns whether events were lost.
+/// Reads the datagrams that wait on a non-blocking socket of a multicast group. Returns whether the kernel has dropped
+/// events because the socket's queue was full. (It queues events again only after the queue was empty, so this function
+/// reads until no datagram is left.)
 ///
 /// # Errors
 /// The socket cannot be read.

@@ -1,8 +1,8 @@
-//! What becomes of the later fragments of a datagram, by what became of the first one.
+//! How the programs treat the later fragments of a datagram, by the outcome of the first one.
 
 use lb_common::{Outcome, Verdict};
 
-/// What becomes of the later fragments of a datagram.
+/// How the programs treat the later fragments of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Becomes {
@@ -14,8 +14,8 @@ pub enum Becomes {
     Dropped = 2,
 }
 
-/// What becomes of the later fragments if the first one enters the node, gets no flow, and has this outcome. `None`:
-/// nothing that the programs must remember.
+/// How the programs treat the later fragments of a datagram whose first one enters the node, gets no flow, and has this
+/// outcome. `None`: the programs record nothing about the datagram.
 #[inline(always)]
 pub const fn becomes(outcome: Outcome) -> Option<Becomes> {
     match (outcome, outcome.verdict()) {

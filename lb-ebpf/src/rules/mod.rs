@@ -11,7 +11,7 @@
 //! dns         does a query go to the DNS server of the agent on this node
 //! flow        does an entry of the flow table apply to the packet, may another flow replace it
 //! forwarding  hairpin, tunnel, masqueraded or not; may the flow be routed
-//! fragments   what becomes of later fragments if the first one gets no flow
+//! fragments   how later fragments are treated if the first one gets no flow
 //! icmp_limit  how many ICMP errors the node sends
 //! limit       how many connections may begin, for all clients and for each one
 //! proxy_protocol  what happens to segments of flows with a PROXY protocol header

@@ -14,9 +14,9 @@ use tracing::{debug, warn};
 use super::{Conntrack, Ledger, index::EntryIndex, is_counted, is_of_service};
 use crate::{error::DatapathError, state::active_flows::Recount};
 
-/// Seconds without a packet after which GC deletes the second flow of a masqueraded connection whose first flow is gone:
-/// its backend has left the Service, or another connection of the client has taken its place. No FIN or RST reaches such
-/// a flow, which would keep a source port for a day and would never be evicted.
+/// Seconds without a packet after which GC deletes the second flow of a masqueraded connection whose first flow is gone.
+/// (The backend has left the Service, or another connection of the client has taken the place of the first flow.) No FIN
+/// or RST reaches such a flow: it would keep a source port for a day and would never be evicted.
 const ABANDONED: u32 = 60;
 
 /// Observes a GC pass, which reports all flows of Services.
@@ -135,8 +135,8 @@ impl Conntrack {
         }
     }
 
-    /// Deletes both entries of an expired or abandoned flow, unless a packet has refreshed the flow since the walk, or the
-    /// first flow of its masqueraded connection still exists. An entry that belongs to another flow by now stays.
+    /// Deletes both entries of an expired or abandoned flow, unless a packet has refreshed the flow since the walk, or
+    /// the first flow of its masqueraded connection still exists. An entry that belongs to another flow by now stays.
     fn delete_expired(
         &self,
         key: &Tuple,

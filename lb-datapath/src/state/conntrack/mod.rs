@@ -181,7 +181,7 @@ impl Conntrack {
     }
 
     /// Deletes the flows for which `unwanted`, given key and forward entry, is true; returns how many. The second flow
-    /// of a masqueraded connection stays until GC finds it silent: no packet of the client reaches it any more.
+    /// of a masqueraded connection stays. GC deletes it a minute after its last packet.
     pub fn purge(&self, mut unwanted: impl FnMut(&Tuple, &Flow) -> bool) -> Result<usize, DatapathError> {
         let mut flows = 0;
         self.table.for_each_read(|key, forward| {
