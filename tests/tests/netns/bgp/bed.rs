@@ -314,6 +314,22 @@ impl Bed {
         String::from_utf8(output.stdout).unwrap()
     }
 
+    /// Both ends of the TCP connection of the IPv4 BGP session between the router and a node. A session that was reset
+    /// has another connection. (BIRD shows since when a session has been up, but computes that time anew for each
+    /// answer, and may be a millisecond off.)
+    pub(super) fn session(&self, number: usize) -> String {
+        let node = format!("10.9.0.{number}");
+        let mut command = self.router.command("ss");
+        command.args(["-H", "-n", "-t", "state", "established", "dst", &node]);
+        let output = agent::run(&mut command).unwrap();
+        let sockets = String::from_utf8(output.stdout).unwrap();
+        // Columns: received and unsent bytes, the local and the remote end.
+        let ends = sockets.lines().map(|line| line.split_whitespace().skip(2).collect::<Vec<_>>().join(" "));
+        let ends: Vec<String> = ends.collect();
+        assert_eq!(ends.len(), 1, "one session with {node}: {sockets}");
+        ends.concat()
+    }
+
     /// Name of the server that answers the client at the VIP; the text of the error if none answers.
     pub(super) fn ask(&self, vip: &str) -> String {
         let to = SocketAddr::new(vip.parse().unwrap(), 80);

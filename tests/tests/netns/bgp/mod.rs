@@ -148,8 +148,8 @@ fn mistakes_are_named_and_lose_nothing() {
     let mut bed = Bed::new(1, 1080);
     bed.start_birds();
     bed.wait_for_hops(SOON, &[1]);
-    let (file, uptime) = (bed.path("bird-1.conf"), || bed.birdc("router", &["show", "protocols", "n1"]));
-    let (config, before) = (fs::read_to_string(&file).unwrap(), uptime());
+    let file = bed.path("bird-1.conf");
+    let (config, before) = (fs::read_to_string(&file).unwrap(), bed.session(1));
     for (from, to, problem) in [
         ("gold, 'large", "silver, 'large", "spec.communities[0]: Invalid value: \"silver\""),
         (
@@ -189,22 +189,18 @@ fn mistakes_are_named_and_lose_nothing() {
     let arrived =
         || bed.birdc("router", &["show", "route", "all", "for", VIP]).contains("(64500,200)").then_some(());
     wait_for(SOON, arrived).expect("BIRD must read its new configuration");
-    assert_eq!(uptime(), before, "the session was reset");
+    assert_eq!(bed.session(1), before, "the session was reset");
 }
 
 #[test]
 fn fence_withdraws_the_routes_of_agents_that_hang_or_die() {
     let mut bed = three();
     // A restart within the lifetime withdraws nothing, and BIRD keeps its configuration.
-    let before = bed.birdc("router", &["show", "protocols", "n3"]);
+    let before = bed.session(3);
     bed.agents[2].take().unwrap().kill().unwrap();
     bed.agents[2] = Some(Agent::start(&bed.nodes[2], bed.settings(3)).unwrap());
     bed.wait_for_hops(SOON, &ALL);
-    assert_eq!(
-        bed.birdc("router", &["show", "protocols", "n3"]),
-        before,
-        "the restart has reset the session"
-    );
+    assert_eq!(bed.session(3), before, "the restart has reset the session");
 
     bed.agent(1).signal(Signal::SIGSTOP).unwrap();
     bed.agents[1].take().unwrap().kill().unwrap();
