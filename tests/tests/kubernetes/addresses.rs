@@ -264,13 +264,38 @@ fn exhausted_pool_is_reported_and_a_freed_address_is_assigned() {
 fn refused_write_is_retried() {
     let world = World::new();
     world.pool("192.0.2.1/32");
-    world.server.set_fault("services", Fault { conflicts: true, ..Fault::default() });
+    world.server.set_fault("services", Fault { status_patch: Some(409), ..Fault::default() });
     let _agent = world.agent("a");
     world.balancer("web");
     world.wait_until("two attempts", |world| world.server.refused_writes() >= 2);
     assert_eq!(world.ingress("web"), [] as [Value; 0]);
     world.server.set_fault("services", Fault::default());
     world.wait_until("an address", |world| world.has("web", "192.0.2.1"));
+}
+
+#[test]
+fn write_that_keeps_failing_is_a_condition_and_is_not_sent_at_each_event() {
+    let world = World::new();
+    world.pool("192.0.2.1/32");
+    world.server.set_fault("services", Fault { status_patch: Some(403), ..Fault::default() });
+    let agent = world.agent("a");
+    world.balancer("web");
+    let told = |agent: &Agent| {
+        let conditions = agent.report.borrow().conditions.clone();
+        conditions.iter().any(|text| text.contains("Service default/web") && text.contains("403"))
+    };
+    world.wait_until("a condition", |_| told(&agent));
+    let before = world.server.refused_writes();
+    for turn in 0..50 {
+        let mut pool = pool("192.0.2.1/32");
+        pool["metadata"]["labels"] = json!({"turn": turn.to_string()});
+        world.cluster.apply(&pool);
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert!(world.server.refused_writes() - before <= 3, "{before} and {}", world.server.refused_writes());
+    world.server.set_fault("services", Fault::default());
+    world.wait_until("an address", |world| world.has("web", "192.0.2.1"));
+    world.wait_until("no condition", |_| agent.report.borrow().conditions.is_empty());
 }
 
 #[test]

@@ -62,7 +62,7 @@ struct Contents {
     events: Vec<Value>,
     /// How the server answers `exec` in a Pod, by the Pod's name.
     pods: HashMap<String, PodExec>,
-    /// Number of patches that got 409 Conflict, because their `resourceVersion` was outdated or [`Fault::conflicts`]
+    /// Number of patches that were refused, because their `resourceVersion` was outdated or [`Fault::status_patch`]
     /// was set.
     refused_writes: usize,
 }
@@ -94,8 +94,9 @@ pub(crate) struct Fault {
     pub(crate) expired_pages: bool,
     /// Whether each watch ends as soon as it has begun.
     pub(crate) short_watches: bool,
-    /// Whether patches of the status are refused with 409, as if another client had been faster.
-    pub(crate) conflicts: bool,
+    /// HTTP status with which patches of the status are refused, such as 409 as if another client had been faster;
+    /// `None` for normal answers.
+    pub(crate) status_patch: Option<u16>,
 }
 
 /// A request for a list or a watch that the server has received.
@@ -270,7 +271,7 @@ impl ApiServer {
         self.store.lock().objects.get(&key).cloned()
     }
 
-    /// Number of patches that got 409 Conflict, because their `resourceVersion` was outdated or [`Fault::conflicts`]
+    /// Number of patches that were refused, because their `resourceVersion` was outdated or [`Fault::status_patch`]
     /// was set.
     pub(crate) fn refused_writes(&self) -> usize {
         self.store.lock().refused_writes
@@ -418,10 +419,11 @@ fn apply(store: &Store, key: Key, body: &str) -> Response {
 fn merge(store: &Store, key: Key, status: bool, body: &str) -> Response {
     let mut patch: Value = serde_json::from_str(body).unwrap();
     let Some(mut object) = store.lock().objects.get(&key).cloned() else { return failure(404) };
-    let conflicts = store.lock().faults.get(&key.0).is_some_and(|fault| fault.conflicts && status);
-    if conflicts || !is_newest(&patch, &object) {
+    let fault = store.lock().faults.get(&key.0).and_then(|fault| fault.status_patch.filter(|_| status));
+    let refusal = fault.or_else(|| (!is_newest(&patch, &object)).then_some(409));
+    if let Some(code) = refusal {
         store.lock().refused_writes += 1;
-        return failure(409);
+        return failure(code);
     }
     if status {
         patch.as_object_mut().unwrap().retain(|field, _| ["metadata", "status"].contains(&field.as_str()));

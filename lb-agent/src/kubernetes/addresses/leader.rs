@@ -2,7 +2,7 @@
 //! Services.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     future,
     time::{Duration, SystemTime},
 };
@@ -25,11 +25,12 @@ use tokio::{
     sync::watch,
     time::{Instant, sleep_until, timeout},
 };
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::{
     AddressOptions, AddressReport, Term,
     kinds::{AnyService, Namespace, NodeOfPods},
+    retry::Retries,
     update,
 };
 use crate::kubernetes::{
@@ -42,8 +43,6 @@ use crate::kubernetes::{
 
 /// Maximum number of writes to the API server that run at the same time.
 const PARALLEL: usize = 8;
-/// Pause before the agent retries failed writes. A change of a watched object triggers the retry earlier.
-const AGAIN: Duration = Duration::from_secs(1);
 
 /// Runs a [`Leader`] during each term in which this agent is elected, forever.
 pub(super) async fn serve(
@@ -123,8 +122,8 @@ struct Leader<'a> {
     start: Instant,
     /// When the pools will have been unchanged for [`QUIET`]; `None` once they have been.
     quiet_at: Option<Instant>,
-    /// When failed writes are tried again; `None` if no write has failed.
-    again: Option<Instant>,
+    /// The writes that have failed.
+    retries: Retries,
 }
 
 impl<'a> Leader<'a> {
@@ -154,7 +153,7 @@ impl<'a> Leader<'a> {
             pod_networks: BTreeMap::new(),
             start: Instant::now(),
             quiet_at: None,
-            again: None,
+            retries: Retries::default(),
         }
     }
 
@@ -172,6 +171,7 @@ impl<'a> Leader<'a> {
                 }
                 changes = next(&mut self.services) => {
                     for (name, service) in changes.ok_or(ENDED)? {
+                        self.retries.service_changed(&name, Instant::now());
                         self.controller.set_service(name, service.as_deref());
                     }
                 }
@@ -186,7 +186,7 @@ impl<'a> Leader<'a> {
                 }
                 Ok(()) = self.service_cidrs.changed() => self.reserve(),
                 () = at(self.quiet_at) => self.quiet_at = None,
-                () = at(self.again) => self.again = None,
+                () = at(self.retries.next()), if self.knows_all() => {}
                 () = at(self.controller.next_expiry().map(|time| self.start + time)) => {}
             }
             self.controller.set_time(self.start.elapsed());
@@ -243,8 +243,18 @@ impl<'a> Leader<'a> {
         for notice in pass.notices {
             self.events.of_address(notice);
         }
+        let now = Instant::now();
+        let (due, later): (Vec<Write>, Vec<Write>) =
+            pass.writes.into_iter().partition(|write| self.retries.is_due(&write.service, now));
+        let services: BTreeSet<&ObjectName> = due.iter().map(|write| &write.service).collect();
+        self.retries.keep(|service| services.contains(service), now);
+        later.iter().for_each(|write| self.controller.failed(&write.service));
+        self.send_all(due).await;
+    }
+
+    async fn send_all(&mut self, writes: Vec<Write>) {
         let (client, term, limit) = (self.client, &self.term, self.options.timing.request);
-        let sending = stream::iter(pass.writes).map(|write| async move {
+        let sending = stream::iter(writes).map(|write| async move {
             let result = send(client, term, limit, &write).await;
             (write, result)
         });
@@ -253,12 +263,17 @@ impl<'a> Leader<'a> {
             match result {
                 Ok(()) => {
                     self.controller.written(&write);
+                    if self.retries.succeeded(&write.service) {
+                        info!("the addresses of Service {} are in its status now", write.service);
+                    }
                     write.notices.into_iter().for_each(|notice| self.events.of_address(notice));
                 }
                 Err(why) => {
                     debug!(service = %write.service, "cannot write the addresses of a Service: {why}");
                     self.controller.failed(&write.service);
-                    self.again = Some(Instant::now() + AGAIN);
+                    if let Some(sentence) = self.retries.failed(&write.service, why, Instant::now()) {
+                        warn!("{sentence}");
+                    }
                 }
             }
         }
@@ -275,6 +290,7 @@ impl<'a> Leader<'a> {
         let problems = pools.problems().chain(services.iter().flat_map(Watch::problems));
         let mut conditions = self.server.update(failures.into_iter().flatten(), problems);
         conditions.extend(self.controller.conditions());
+        conditions.extend(self.retries.conditions());
         let usage = self.controller.usage();
         update(self.report, |report| {
             (report.is_here, report.conditions, report.pools) = (true, conditions, usage);

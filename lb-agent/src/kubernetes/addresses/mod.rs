@@ -7,6 +7,7 @@
 mod kinds;
 mod leader;
 mod lease;
+mod retry;
 
 use ipnet::IpNet;
 use lb_core::{lease::Timing, load_balancer::PoolUsage};
