@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::future::join_all;
+use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use lb_common::{Address, DnsIntercept, Outcome, ServiceKey, dns, protocol};
 use lb_core::{
     dns::ClusterDns,
@@ -105,7 +105,7 @@ impl Intercept {
             let dns = self.names.cluster_dns(&self.service);
             self.follow_endpoints(&dns, &mut endpoints);
             if now >= caught_up && !blocked {
-                self.renew(&listeners, &mut until).await;
+                self.renew(&dns.cluster_ips, &listeners, &mut until).await;
             }
             self.write(&entries(&dns.cluster_ips, &until));
             self.report(&dns, &until, &listeners, blocked);
@@ -133,16 +133,27 @@ impl Intercept {
         }
     }
 
-    /// Sends each listener a query, and renews the lease of each listener that answers.
-    async fn renew(&self, listeners: &Listeners, until: &mut BTreeMap<SocketAddr, u64>) {
+    /// Sends each listener a query, and renews the lease of each listener as soon as it answers: the wait for one that
+    /// does not answer is longer than what is left of the others' leases.
+    async fn renew(
+        &self,
+        cluster_ips: &[IpAddr],
+        listeners: &Listeners,
+        until: &mut BTreeMap<SocketAddr, u64>,
+    ) {
         let name = format!("dns-version.{}.", self.domain);
         let asked = monotonic_nanoseconds();
         let answers = listeners.addresses().into_iter().map(async |address| {
             let answer = timeout(PATIENCE, response_code(address, &name)).await;
-            let answers = answer.is_ok_and(|answer| answer.is_ok_and(|code| code.is_usable));
-            answers.then_some((address, asked + nanoseconds(LEASE)))
+            (address, answer.is_ok_and(|answer| answer.is_ok_and(|code| code.is_usable)))
         });
-        until.extend(join_all(answers).await.into_iter().flatten());
+        let mut answers: FuturesUnordered<_> = answers.collect();
+        while let Some((address, answers)) = answers.next().await {
+            if answers {
+                until.insert(address, asked + nanoseconds(LEASE));
+                self.write(&entries(cluster_ips, until));
+            }
+        }
     }
 
     /// How many queries the programs have redirected to this agent; `None` if the counter cannot be read.

@@ -293,6 +293,21 @@ fn firewall_that_drops_queries_is_found_and_reported() {
 }
 
 #[test]
+fn server_of_one_family_answers_while_that_of_the_other_does_not() {
+    let dns = NodeDns::new();
+    let [v4, v6] = vips(53);
+    // The agent's own queries to its IPv6 server get no answer.
+    let rule = "table inet mute {\n chain in {\n type filter hook input priority 0;\n iifname \"lo\" meta nfproto ipv6 \
+                udp dport 9053 drop\n }\n}\n";
+    dns.bed.cluster.node1.feed("nft", &["-f", "-"], rule).unwrap();
+    dns.wait_until_answered_by(v6, OF_ENDPOINT);
+    for number in 0..200 {
+        assert_eq!(dns.ask("pod1", v4, WEB).unwrap(), LOCAL, "query {number}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
 fn interception_follows_the_dns_service() {
     let dns = NodeDns::new();
     let [vip, _] = vips(53);
