@@ -4,11 +4,14 @@ use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
     sync::Arc,
+    thread,
+    time::Duration,
 };
 
 use lb_core::model::NodeAddresses;
-use lb_datapath::{CatchDevice, Network, UnreachableRoutes};
+use lb_datapath::{CatchDevice, DatapathError, Network, UnreachableRoutes};
 use tokio::sync::watch;
+use tracing::warn;
 
 use super::opened::Opened;
 use crate::{
@@ -21,6 +24,10 @@ use crate::{
         tasks::Tasks,
     },
 };
+
+/// How often, and with which pause, the agent tries to attach its programs before it goes on without some of them.
+const ATTEMPTS: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// Brings the settings and the programs on devices up to date, and spawns the task that keeps the programs attached.
 /// Returns the node task, the first facts for the writer, and the receiver of network changes. The caller sends the
@@ -49,10 +56,28 @@ pub(super) fn spawn(
     let sources = sources(devices.network(), devices.catch());
     let mut node = Node::new(node_options(config), sources, kernel, addresses, Arc::clone(state));
     let facts = node.update()?;
-    devices.sync()?;
+    if !sync_repeatedly(|| devices.sync())? {
+        warn!(
+            "some devices have no programs of this agent (see the warnings above); until the agent can attach them, \
+             packets through these devices reach no Service"
+        );
+    }
     datapath.finish_handover()?;
     tasks.spawn("devices", devices.run());
     Ok((node, facts, network))
+}
+
+/// Calls `sync` until all programs are attached, at most [`ATTEMPTS`] times; returns whether they are. The end of a
+/// handover removes the programs of an earlier agent, so a failure that passes by itself (for example of a device that
+/// is being renamed) must not leave a device without programs.
+fn sync_repeatedly(mut sync: impl FnMut() -> Result<bool, DatapathError>) -> Result<bool, DatapathError> {
+    for _ in 1..ATTEMPTS {
+        if sync()? {
+            return Ok(true);
+        }
+        thread::sleep(PAUSE);
+    }
+    sync()
 }
 
 /// The parts of the configuration that the node task uses.
@@ -80,5 +105,22 @@ pub(super) fn known_peers(config: &Config) -> Option<BTreeSet<IpAddr>> {
         _ if !config.decapsulates() => Some(BTreeSet::new()),
         Source::Manifests(_) => Some(config.announce.members.values().map(SocketAddr::ip).collect()),
         Source::ApiServer(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_that_fail_for_a_moment_are_attached_before_the_start_goes_on() {
+        for (attached_at, expected) in [(1, (true, 1)), (3, (true, 3)), (99, (false, ATTEMPTS))] {
+            let mut attempts = 0;
+            let attached = sync_repeatedly(|| {
+                attempts += 1;
+                Ok(attempts >= attached_at)
+            });
+            assert_eq!((attached.unwrap(), attempts), expected);
+        }
     }
 }
