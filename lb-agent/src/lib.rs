@@ -11,6 +11,7 @@ pub mod explain;
 pub mod flow_log;
 pub mod health;
 pub mod host_rules;
+mod http_server;
 #[cfg(test)]
 mod http_test;
 pub mod kubernetes;

@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    io,
+    future, io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
@@ -14,6 +14,8 @@ use tokio::{
     time,
 };
 use tracing::{info, warn};
+
+use crate::http_server;
 
 /// Maximum number of connections that wait to be accepted.
 const BACKLOG: u32 = 1024;
@@ -35,10 +37,8 @@ pub(super) async fn serve(
                 info!(%address, "serving {what}");
                 warned = false;
                 attempted(Ok(()));
-                match axum::serve(listener, router.clone()).await {
-                    Ok(()) => continue,
-                    Err(error) => error,
-                }
+                http_server::serve(listener, router.clone(), future::pending()).await;
+                continue;
             }
             Err(error) => error,
         };

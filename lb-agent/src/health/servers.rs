@@ -3,9 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
-    fmt,
-    future::{self, IntoFuture as _},
-    io,
+    fmt, future,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
@@ -23,7 +21,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::{answer::answer, listen::listen};
-use crate::metrics::Metrics;
+use crate::{http_server, metrics::Metrics};
 
 /// Pause after the first failed attempt to listen. Each further pause is twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -75,7 +73,7 @@ pub struct Servers {
 #[derive(Debug)]
 struct Server {
     stop: oneshot::Sender<()>,
-    task: JoinHandle<io::Result<()>>,
+    task: JoinHandle<()>,
 }
 
 /// Why a server could not be started, and when to try again.
@@ -149,8 +147,8 @@ impl Servers {
                 let stop_requested = async move {
                     let (Ok(()) | Err(_)) = stopped.await;
                 };
-                let server = axum::serve(listener, router).with_graceful_shutdown(stop_requested);
-                self.running.insert(place, Server { stop, task: tokio::spawn(server.into_future()) });
+                let task = tokio::spawn(http_server::serve(listener, router, stop_requested));
+                self.running.insert(place, Server { stop, task });
             }
             Err(error) => self.failed(place, error.to_string()),
         }

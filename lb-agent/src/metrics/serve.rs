@@ -11,6 +11,8 @@ use axum::{
 };
 use prometheus_client::registry::Registry;
 
+use tokio::task;
+
 use super::{Metrics, encode, exposition};
 
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -22,11 +24,20 @@ pub fn router(metrics: Arc<Metrics>) -> Router {
 }
 
 async fn scrape(Shared(metrics): Shared<Arc<Metrics>>, headers: HeaderMap) -> Response {
-    response(&metrics.registry, &headers)
+    apart(move || response(&metrics.registry, &headers)).await
 }
 
 async fn slis(Shared(metrics): Shared<Arc<Metrics>>, headers: HeaderMap) -> Response {
-    response(&metrics.slis.registry, &headers)
+    apart(move || response(&metrics.slis.registry, &headers)).await
+}
+
+/// Computes a response on a thread that may block: the numbers of entries of maps and flows come from the kernel, and
+/// may have to wait for a walk over all flows.
+async fn apart(respond: impl FnOnce() -> Response + Send + 'static) -> Response {
+    let responded = task::spawn_blocking(respond).await;
+    responded.unwrap_or_else(|_panicked| {
+        (StatusCode::INTERNAL_SERVER_ERROR, "cannot collect the metrics").into_response()
+    })
 }
 
 /// Answers with the metrics in the text format of Prometheus, like kube-proxy, or in OpenMetrics if the request accepts

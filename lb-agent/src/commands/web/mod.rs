@@ -4,7 +4,7 @@
 mod data;
 mod events;
 
-use std::{fs, net::SocketAddr, path::Path};
+use std::{fs, future, net::SocketAddr, path::Path};
 
 use anyhow::Context as _;
 use axum::Router;
@@ -17,7 +17,7 @@ use tokio::{
 
 use self::data::Data;
 use super::output::print;
-use crate::{cli::WebArgs, config::KernelPaths};
+use crate::{cli::WebArgs, config::KernelPaths, http_server};
 use lb_datapath::Pinned;
 
 /// The HTTP routes of all pages. Must be called inside a Tokio runtime.
@@ -52,7 +52,7 @@ async fn serve(listener: TcpListener, router: Router) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
     tokio::select! {
-        served = axum::serve(listener, router) => Ok(served?),
+        () = http_server::serve(listener, router, future::pending()) => Ok(()),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     }

@@ -246,7 +246,7 @@ async fn silent_connection_does_not_delay_the_end_of_a_server() {
     node.set(&[("a/b", port, 1)]);
     node.assert("a/b", port, 200, 1, true).await;
     let mut silent = std::net::TcpStream::connect(address(V4, port)).unwrap();
-    io::Write::write_all(&mut silent, b"GET /").unwrap();
+    std::io::Write::write_all(&mut silent, b"GET /").unwrap();
     node.set(&[("c/d", port, 2)]);
     node.assert_owner("c/d", port).await;
 }
