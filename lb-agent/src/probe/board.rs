@@ -60,7 +60,7 @@ pub struct EndpointReport {
     pub verdict: String,
     /// Since when the target has this verdict.
     pub since: Timestamp,
-    /// Until when the target stays unhealthy, even if its probes succeed, because it flaps; `None` if it does not flap.
+    /// Until when the target stays unhealthy, even if its probes succeed, because it flaps; `None` if nothing holds it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_until: Option<Timestamp>,
     /// Why the last failed probe failed.
@@ -90,13 +90,17 @@ impl Board {
 
     /// The health checks of all Services that have one, with results, sorted by the Services' names.
     pub fn report(&self) -> Vec<CheckReport> {
+        self.report_at(Timestamp::now())
+    }
+
+    fn report_at(&self, now: Timestamp) -> Vec<CheckReport> {
         let monitor = self.lock();
         let mut reports: BTreeMap<(&ObjectName, &Check), CheckReport> = BTreeMap::new();
         for (target, users, state) in monitor.targets() {
             for user in users {
                 let report =
                     reports.entry((user, &target.check)).or_insert_with(|| report(user, &target.check));
-                report.count(target, state);
+                report.count(target, state, now);
             }
         }
         reports.into_values().collect()
@@ -129,7 +133,7 @@ impl CheckReport {
         probe.is_ok_and(|Probe { kind, port }| port.is_some() || kind.protocol().as_str() == protocol)
     }
 
-    fn count(&mut self, target: &Target, state: &State) {
+    fn count(&mut self, target: &Target, state: &State, now: Timestamp) {
         match state.verdict {
             EndpointHealth::Healthy => self.healthy += 1,
             EndpointHealth::Unhealthy => self.unhealthy += 1,
@@ -143,7 +147,7 @@ impl CheckReport {
                 port,
                 verdict,
                 since: timestamp(state.since),
-                held_until: (state.held_until > 0).then(|| timestamp(state.held_until)),
+                held_until: Some(timestamp(state.held_until)).filter(|until| *until > now),
                 reason: reason.clone(),
             }),
             None => self.passing.push(PassingReport {
@@ -208,6 +212,29 @@ mod tests {
         assert_eq!(
             passing.collect::<Vec<_>>(),
             [("10.1.0.5".to_owned(), "healthy", since), ("10.1.0.7".to_owned(), "unknown", None)]
+        );
+    }
+
+    #[test]
+    fn hold_of_a_flapping_target_is_reported_until_it_ends() {
+        let board = Board::default();
+        let target = Target { address: [10, 1, 0, 5].into(), port: 80, check: check("tcp") };
+        let mut monitor = board.lock();
+        monitor.set(&target, vec![ObjectName::new("default", "web")], Duration::ZERO);
+        let results = (0..4).flat_map(|_| [true, false].into_iter().flat_map(|passes| [passes; 5]));
+        for (number, passes) in (10..).zip(results) {
+            let now = Duration::from_secs(12 * number);
+            assert_eq!(monitor.start(now).as_ref(), Some(&target));
+            let failure = Failure::new(Reason::Refused, "connection refused");
+            monitor.finish(&target, if passes { Ok(()) } else { Err(failure) }, now, 1_000);
+        }
+        let until = monitor.targets().next().unwrap().2.held_until;
+        drop(monitor);
+        let at = |unix| board.report_at(timestamp(unix))[0].failing[0].held_until;
+        assert!(until > 1_000, "four falls within ten minutes begin a hold");
+        assert_eq!(
+            [at(1_000), at(until - 1), at(until)],
+            [Some(timestamp(until)), Some(timestamp(until)), None]
         );
     }
 

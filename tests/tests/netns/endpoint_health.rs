@@ -36,7 +36,7 @@ pub(crate) fn health_server(netns: &Netns) -> Arc<AtomicU16> {
     let told = Arc::clone(&status);
     thread::spawn(move || {
         for stream in listener.incoming() {
-            let Ok(stream) = stream else { return };
+            let Ok(stream) = stream else { continue };
             let mut reader = BufReader::new(&stream);
             let mut line = String::new();
             while reader.read_line(&mut line).is_ok_and(|length| length > 2) {
