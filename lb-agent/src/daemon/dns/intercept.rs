@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures_util::{StreamExt as _, stream::FuturesUnordered};
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use lb_common::{Address, DnsIntercept, Outcome, ServiceKey, dns, protocol};
 use lb_core::{
     dns::ClusterDns,
@@ -84,6 +84,7 @@ impl Intercept {
     pub(super) async fn run(self, server_for: impl Fn(IpAddr) -> Server) -> anyhow::Result<Infallible> {
         let mut listeners = Listeners::default();
         let mut until = BTreeMap::new();
+        let mut queries = FuturesUnordered::new();
         let mut evidence = Evidence::default();
         let mut endpoints = Vec::new();
         let mut rounds = interval(ROUND);
@@ -105,7 +106,7 @@ impl Intercept {
             let dns = self.names.cluster_dns(&self.service);
             self.follow_endpoints(&dns, &mut endpoints);
             if now >= caught_up && !blocked {
-                self.renew(&dns.cluster_ips, &listeners, &mut until).await;
+                self.renew(&dns.cluster_ips, &listeners, &mut queries, &mut until).await;
             }
             self.write(&entries(&dns.cluster_ips, &until));
             self.report(&dns, &until, &listeners, blocked);
@@ -133,27 +134,29 @@ impl Intercept {
         }
     }
 
-    /// Sends each listener a query, and renews the lease of each listener as soon as it answers: the wait for one that
-    /// does not answer is longer than what is left of the others' leases.
+    /// Sends each listener a query, and renews the lease of each listener as soon as it answers. Takes answers for one
+    /// [`ROUND`], also late ones to earlier queries, so that a listener that does not answer delays no other lease.
     async fn renew(
         &self,
         cluster_ips: &[IpAddr],
         listeners: &Listeners,
+        queries: &mut FuturesUnordered<BoxFuture<'static, Option<(SocketAddr, u64)>>>,
         until: &mut BTreeMap<SocketAddr, u64>,
     ) {
-        let name = format!("dns-version.{}.", self.domain);
-        let asked = monotonic_nanoseconds();
-        let answers = listeners.addresses().into_iter().map(async |address| {
-            let answer = timeout(PATIENCE, response_code(address, &name)).await;
-            (address, answer.is_ok_and(|answer| answer.is_ok_and(|code| code.is_usable)))
-        });
-        let mut answers: FuturesUnordered<_> = answers.collect();
-        while let Some((address, answers)) = answers.next().await {
-            if answers {
-                until.insert(address, asked + nanoseconds(LEASE));
-                self.write(&entries(cluster_ips, until));
-            }
+        let now = monotonic_nanoseconds();
+        for address in listeners.addresses() {
+            queries.push(lease(address, format!("dns-version.{}.", self.domain), now).boxed());
         }
+        let answers = async {
+            while let Some(answered) = queries.next().await {
+                if let Some((address, lease)) = answered.filter(|(address, _)| listeners.serves(*address)) {
+                    let known = until.entry(address).or_default();
+                    *known = lease.max(*known);
+                    self.write(&entries(cluster_ips, until));
+                }
+            }
+        };
+        let (Ok(()) | Err(_)) = timeout(ROUND, answers).await;
     }
 
     /// How many queries the programs have redirected to this agent; `None` if the counter cannot be read.
@@ -272,6 +275,13 @@ fn entries(cluster_ips: &[IpAddr], until: &BTreeMap<SocketAddr, u64>) -> BTreeMa
         }
     }
     entries
+}
+
+/// Asks a listener `name` at the time `now`; returns until when its lease runs if it answers within [`PATIENCE`].
+async fn lease(address: SocketAddr, name: String, now: u64) -> Option<(SocketAddr, u64)> {
+    let answer = timeout(PATIENCE, response_code(address, &name)).await;
+    let answers = answer.is_ok_and(|answer| answer.is_ok_and(|code| code.is_usable));
+    answers.then_some((address, now + nanoseconds(LEASE)))
 }
 
 /// The servers in `until`, each with [`dns::WITHDRAWN`], which tells the programs that the server is stopping.
