@@ -247,7 +247,7 @@ impl Controller {
         }
     }
 
-    /// Records that a write has failed, or has had no answer, so that the next pass writes the same addresses again.
+    /// Records that a write was not sent, has failed or has had no answer, so that the next pass writes the same addresses again.
     /// Because the write may nevertheless have succeeded, the controller reserves the addresses for the Service as long
     /// as the status of the Service is empty or the same as before the write.
     pub fn failed(&mut self, service: &ObjectName) {

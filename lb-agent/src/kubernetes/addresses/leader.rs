@@ -171,7 +171,7 @@ impl<'a> Leader<'a> {
                 }
                 changes = next(&mut self.services) => {
                     for (name, service) in changes.ok_or(ENDED)? {
-                        self.retries.service_changed(&name, Instant::now());
+                        self.retries.service_changed(&name);
                         self.controller.set_service(name, service.as_deref());
                     }
                 }
@@ -186,7 +186,7 @@ impl<'a> Leader<'a> {
                 }
                 Ok(()) = self.service_cidrs.changed() => self.reserve(),
                 () = at(self.quiet_at) => self.quiet_at = None,
-                () = at(self.retries.next()), if self.knows_all() => {}
+                () = at(self.retries.next_due()), if self.knows_all() => {}
                 () = at(self.controller.next_expiry().map(|time| self.start + time)) => {}
             }
             self.controller.set_time(self.start.elapsed());
@@ -246,8 +246,8 @@ impl<'a> Leader<'a> {
         let now = Instant::now();
         let (due, later): (Vec<Write>, Vec<Write>) =
             pass.writes.into_iter().partition(|write| self.retries.is_due(&write.service, now));
-        let services: BTreeSet<&ObjectName> = due.iter().map(|write| &write.service).collect();
-        self.retries.keep(|service| services.contains(service), now);
+        let due_services: BTreeSet<&ObjectName> = due.iter().map(|write| &write.service).collect();
+        self.retries.forget_unwanted(|service| due_services.contains(service), now);
         later.iter().for_each(|write| self.controller.failed(&write.service));
         self.send_all(due).await;
     }
@@ -259,23 +259,29 @@ impl<'a> Leader<'a> {
             (write, result)
         });
         let mut written = sending.buffer_unordered(PARALLEL);
+        let mut is_news = false;
         while let Some((write, result)) = written.next().await {
             match result {
                 Ok(()) => {
                     self.controller.written(&write);
                     if self.retries.succeeded(&write.service) {
-                        info!("the addresses of Service {} are in its status now", write.service);
+                        info!("the API server accepts the addresses of Services again");
                     }
                     write.notices.into_iter().for_each(|notice| self.events.of_address(notice));
                 }
-                Err(why) => {
+                Err(NotWritten::TermEnds) => {
+                    self.controller.failed(&write.service);
+                    self.retries.put_off(&write.service, Instant::now());
+                }
+                Err(NotWritten::Failed(why)) => {
                     debug!(service = %write.service, "cannot write the addresses of a Service: {why}");
                     self.controller.failed(&write.service);
-                    if let Some(sentence) = self.retries.failed(&write.service, why, Instant::now()) {
-                        warn!("{sentence}");
-                    }
+                    is_news |= self.retries.failed(&write.service, why, Instant::now());
                 }
             }
+        }
+        if is_news {
+            self.retries.conditions().for_each(|condition| warn!("{condition}"));
         }
     }
 
@@ -298,23 +304,35 @@ impl<'a> Leader<'a> {
     }
 }
 
+/// Why a write has not succeeded.
+enum NotWritten {
+    /// The agent has not sent it: the term may end before the write's time limit.
+    TermEnds,
+    /// For this reason.
+    Failed(String),
+}
+
 /// Writes one Service to the API server, unless the term may end before the write's time limit.
 async fn send(
     client: &Client,
     term: &watch::Receiver<Option<Term>>,
     limit: Duration,
     write: &Write,
-) -> Result<(), String> {
+) -> Result<(), NotWritten> {
     let end = term.borrow().map(|term| term.end);
     if end.is_none_or(|end| end < Instant::now() + limit) {
-        return Err("the term of this agent ends".to_owned());
+        return Err(NotWritten::TermEnds);
     }
     // Decodes only the metadata of the Service in the API server's response.
     let api: Api<PartialObjectMeta<Service>> = Api::namespaced(client.clone(), &write.service.namespace);
     let patch = Patch::Merge(body(write));
     match timeout(limit, api.patch_status(&write.service.name, &PatchParams::default(), &patch)).await {
-        Ok(result) => result.map(drop).map_err(|error| error.to_string()),
-        Err(_elapsed) => Err("the API server does not answer".to_owned()),
+        Ok(Ok(_written)) => Ok(()),
+        Ok(Err(kube::Error::Api(status))) => {
+            Err(NotWritten::Failed(format!("{} {}: {}", status.code, status.reason, status.message)))
+        }
+        Ok(Err(error)) => Err(NotWritten::Failed(error.to_string())),
+        Err(_elapsed) => Err(NotWritten::Failed("the API server does not answer".to_owned())),
     }
 }
 

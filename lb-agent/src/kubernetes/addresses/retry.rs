@@ -8,66 +8,85 @@ use tokio::time::Instant;
 /// Pause after the first failure of a write. Each further failure in a row doubles it, up to [`LONGEST`].
 const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
-/// Number of failures in a row from which on a person is told. One failure is common: another writer was faster, or the
+/// The agent tells a person after this many failures in a row. One failure is common: another writer was faster, or the
 /// API server restarts.
-const TOLD: u32 = 2;
+const FAILURES_UNTIL_TOLD: u32 = 2;
 
-/// The Services whose last write has failed.
+/// The Services whose last write has not succeeded and is to be repeated.
 #[derive(Debug, Default)]
 pub(super) struct Retries(BTreeMap<ObjectName, Retry>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Retry {
-    /// Number of failures in a row; at least 1.
+    /// Number of failures in a row; 0 if the agent has only put the write off.
     failures: u32,
     /// Why the last write has failed.
     why: String,
-    /// When the agent tries again.
-    at: Instant,
+    /// When the agent tries again; `None` at once.
+    at: Option<Instant>,
+}
+
+impl Retry {
+    const fn is_told(&self) -> bool {
+        self.failures >= FAILURES_UNTIL_TOLD
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.at.is_none_or(|at| at <= now)
+    }
 }
 
 impl Retries {
-    /// Records that a write has failed. Returns the sentence for the log if a person is to be told now.
-    pub(super) fn failed(&mut self, service: &ObjectName, why: String, now: Instant) -> Option<String> {
-        let failures = self.0.get(service).map_or(1, |retry| retry.failures.saturating_add(1));
-        let at = now + pause(failures);
-        let retry = Retry { failures, why, at };
-        let sentence = (failures == TOLD).then(|| sentence(service, &retry));
-        self.0.insert(service.clone(), retry);
-        sentence
+    /// Records that a write has failed. Returns whether the agent has to tell a person, see [`Self::conditions`]: no
+    /// other write fails for the same reason, so this is news.
+    pub(super) fn failed(&mut self, service: &ObjectName, why: String, now: Instant) -> bool {
+        let is_known = self.0.values().any(|retry| retry.is_told() && retry.why == why);
+        let retry = self.0.entry(service.clone()).or_default();
+        retry.failures = retry.failures.saturating_add(1);
+        (retry.why, retry.at) = (why, Some(now + pause(retry.failures)));
+        retry.is_told() && !is_known
     }
 
-    /// Records that a write has succeeded. Returns whether a person was told of its failure.
+    /// Records that the agent has not sent a write, and tries again soon.
+    pub(super) fn put_off(&mut self, service: &ObjectName, now: Instant) {
+        self.0.entry(service.clone()).or_default().at = Some(now + SHORTEST);
+    }
+
+    /// Records that a write has succeeded. Returns whether this was the last one of whose failure a person was told.
     pub(super) fn succeeded(&mut self, service: &ObjectName) -> bool {
-        self.0.remove(service).is_some_and(|retry| retry.failures >= TOLD)
+        let told = self.0.remove(service).is_some_and(|retry| retry.is_told());
+        told && !self.0.values().any(Retry::is_told)
     }
 
     /// Records that the Service has changed, so that its write is due at once.
-    pub(super) fn service_changed(&mut self, service: &ObjectName, now: Instant) {
+    pub(super) fn service_changed(&mut self, service: &ObjectName) {
         if let Some(retry) = self.0.get_mut(service) {
-            retry.at = now;
+            retry.at = None;
         }
     }
 
     /// Whether a write of this Service may be sent.
     pub(super) fn is_due(&self, service: &ObjectName, now: Instant) -> bool {
-        self.0.get(service).is_none_or(|retry| retry.at <= now)
+        self.0.get(service).is_none_or(|retry| retry.is_due(now))
     }
 
-    /// Forgets the Services whose write is due and not among the `wanted`: they need no write any more.
-    pub(super) fn keep(&mut self, wanted: impl Fn(&ObjectName) -> bool, now: Instant) {
-        self.0.retain(|service, retry| retry.at > now || wanted(service));
+    /// Forgets the Services whose write is due and not `wanted` any more.
+    pub(super) fn forget_unwanted(&mut self, wanted: impl Fn(&ObjectName) -> bool, now: Instant) {
+        self.0.retain(|service, retry| !retry.is_due(now) || wanted(service));
     }
 
-    /// When the next write is due.
-    pub(super) fn next(&self) -> Option<Instant> {
-        self.0.values().map(|retry| retry.at).min()
+    /// When the next write is due; `None` if none waits for its time.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.0.values().filter_map(|retry| retry.at).min()
     }
 
-    /// The writes that have failed repeatedly, as sentences for `lb-agent status`.
+    /// The reasons for which writes have failed repeatedly, as sentences for `lb-agent status`.
     pub(super) fn conditions(&self) -> impl Iterator<Item = String> {
-        let told = self.0.iter().filter(|(_, retry)| retry.failures >= TOLD);
-        told.map(|(service, retry)| sentence(service, retry))
+        let mut reasons: BTreeMap<&str, Vec<&ObjectName>> = BTreeMap::new();
+        for (service, retry) in self.0.iter().filter(|(_, retry)| retry.is_told()) {
+            reasons.entry(&retry.why).or_default().push(service);
+        }
+        reasons.into_iter().map(|(why, services)| sentence(why, &services))
     }
 }
 
@@ -76,11 +95,16 @@ fn pause(failures: u32) -> Duration {
     SHORTEST.saturating_mul(doubled).min(LONGEST)
 }
 
-fn sentence(service: &ObjectName, retry: &Retry) -> String {
+fn sentence(why: &str, services: &[&ObjectName]) -> String {
+    let first = services.first().map_or_else(String::new, ToString::to_string);
+    let others = match services.len() {
+        0 | 1 => String::new(),
+        count => format!(", and of {} others", count - 1),
+    };
     format!(
-        "cannot write the addresses of Service {service} to its status, and tries again at least every {} s: {}",
-        LONGEST.as_secs(),
-        retry.why
+        "cannot write the addresses of Service {first}{others} to the Service's status, and tries again at least every {} s: \
+         {why}",
+        LONGEST.as_secs()
     )
 }
 
@@ -96,16 +120,29 @@ mod tests {
     fn pauses_double_and_a_person_is_told_once() {
         let (mut retries, begin) = (Retries::default(), Instant::now());
         let mut fail = |why: &str| {
-            let told = retries.failed(&web(), why.to_owned(), begin).is_some();
-            (told, (retries.next().unwrap() - begin).as_secs(), retries.conditions().count())
+            let told = retries.failed(&web(), why.to_owned(), begin);
+            (told, (retries.next_due().unwrap() - begin).as_secs(), retries.conditions().count())
         };
         assert_eq!(fail("no answer"), (false, 1, 0));
         assert_eq!(fail("forbidden"), (true, 2, 1));
         assert_eq!([0; 6].map(|_| fail("forbidden").1), [4, 8, 16, 32, 60, 60]);
         assert_eq!(fail("forbidden"), (false, 60, 1));
-        assert!(retries.conditions().all(|text| text.contains("default/web") && text.ends_with("forbidden")));
         assert!(retries.succeeded(&web()) && !retries.succeeded(&web()));
         assert_eq!(retries.conditions().count(), 0);
+    }
+
+    #[test]
+    fn services_with_one_reason_share_a_condition() {
+        let (mut retries, begin) = (Retries::default(), Instant::now());
+        let services = ["a", "b", "c"].map(|name| ObjectName::new("default", name));
+        let told = [0, 1].map(|_| {
+            let fail = |service| retries.failed(service, "403 Forbidden".to_owned(), begin);
+            services.iter().map(fail).filter(|told| *told).count()
+        });
+        assert_eq!(told, [0, 1]);
+        let [condition] = <[String; 1]>::try_from(retries.conditions().collect::<Vec<_>>()).unwrap();
+        assert!(condition.contains("default/a, and of 2 others") && condition.ends_with("403 Forbidden"));
+        assert_eq!(services.map(|service| retries.succeeded(&service)), [false, false, true]);
     }
 
     #[test]
@@ -114,22 +151,28 @@ mod tests {
         assert!(retries.is_due(&web(), begin));
         retries.failed(&web(), "conflict".to_owned(), begin);
         assert!(!retries.is_due(&web(), begin) && retries.is_due(&web(), begin + SHORTEST));
-        retries.service_changed(&web(), begin);
+        retries.service_changed(&web());
         assert!(retries.is_due(&web(), begin));
-        // It stays while it is wanted; else it would wake the agent again and again.
-        retries.keep(|service| *service == web(), begin);
-        assert_eq!(retries.next(), Some(begin));
-        retries.keep(|_| false, begin);
-        assert_eq!(retries.next(), None);
     }
 
     #[test]
-    fn unwanted_write_is_forgotten_only_when_it_is_due() {
+    fn write_that_was_put_off_does_not_count_as_failed() {
+        let (mut retries, begin) = (Retries::default(), Instant::now());
+        for _ in 0..9 {
+            retries.put_off(&web(), begin);
+        }
+        assert_eq!((retries.next_due(), retries.conditions().count()), (Some(begin + SHORTEST), 0));
+    }
+
+    #[test]
+    fn unwanted_write_is_forgotten_once_it_is_due() {
         let (mut retries, begin) = (Retries::default(), Instant::now());
         retries.failed(&web(), "forbidden".to_owned(), begin);
-        retries.keep(|_| false, begin);
-        assert_eq!(retries.next(), Some(begin + SHORTEST));
-        retries.keep(|_| false, begin + SHORTEST);
-        assert_eq!(retries.next(), None);
+        retries.forget_unwanted(|_| false, begin);
+        assert_eq!(retries.next_due(), Some(begin + SHORTEST));
+        retries.forget_unwanted(|service| *service == web(), begin + SHORTEST);
+        assert_eq!(retries.next_due(), Some(begin + SHORTEST));
+        retries.forget_unwanted(|_| false, begin + SHORTEST);
+        assert_eq!(retries.next_due(), None);
     }
 }
