@@ -1,28 +1,37 @@
-//! Serves HTTP/1.1 on the connections of a listener. Clients that send nothing, or send slowly, keep no connection for
-//! long: otherwise they would use up the agent's file descriptors.
+//! Serves HTTP/1.1 on the connections of a listener. A client that does not finish a request keeps its connection for
+//! [`LONGEST_REQUEST`]: otherwise such clients would use up the agent's file descriptors.
 
-use std::{pin::pin, time::Duration};
+use std::{
+    convert::Infallible,
+    pin::{Pin, pin},
+    time::Duration,
+};
 
-use axum::{Router, serve::Listener};
-use hyper::server::conn::http1;
+use axum::{
+    Router,
+    http::{Request, StatusCode},
+    response::{IntoResponse as _, Response},
+    serve::Listener,
+};
+use hyper::{body::Incoming, server::conn::http1, service::Service};
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, time::timeout};
 use tracing::debug;
 
-/// How long a client may take to send the header of a request, and how long a connection may wait for the next request.
-/// Scrapes at intervals of 5, 10 and 15 s keep their connection; it is no multiple of these, so no scrape meets the end
-/// of its connection.
-const LONGEST_HEADER: Duration = Duration::from_secs(23);
+/// How long a client may take to send the header of a request, how long a connection may wait for the next request, and
+/// how long it may take to read the rest of a request and to begin the response. 23 s is no multiple of common intervals
+/// of scrapes, so a connection never ends just when a scrape begins.
+const LONGEST_REQUEST: Duration = Duration::from_secs(23);
 
 /// Serves `router` on all connections of `listener` until `stop` completes; then waits until all requests that have
 /// arrived are answered. Pauses if it cannot accept a connection, for example without a free file descriptor.
 pub(crate) async fn serve(mut listener: TcpListener, router: Router, stop: impl Future<Output = ()>) {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(LONGEST_HEADER);
+    http.timer(TokioTimer::new()).header_read_timeout(LONGEST_REQUEST);
     let connections = GracefulShutdown::new();
     let mut stop = pin!(stop);
     loop {
@@ -30,7 +39,7 @@ pub(crate) async fn serve(mut listener: TcpListener, router: Router, stop: impl 
             (stream, _client) = Listener::accept(&mut listener) => stream,
             () = &mut stop => break,
         };
-        let service = TowerToHyperService::new(router.clone());
+        let service = Limited(TowerToHyperService::new(router.clone()));
         let connection = connections.watch(http.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
             if let Err(error) = connection.await {
@@ -42,17 +51,33 @@ pub(crate) async fn serve(mut listener: TcpListener, router: Router, stop: impl 
     connections.shutdown().await;
 }
 
+/// A service whose responses begin within [`LONGEST_REQUEST`].
+struct Limited(TowerToHyperService<Router>);
+
+impl Service<Request<Incoming>> for Limited {
+    type Response = Response;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
+
+    fn call(&self, request: Request<Incoming>) -> Self::Future {
+        let response = timeout(LONGEST_REQUEST, self.0.call(request));
+        Box::pin(async {
+            response.await.unwrap_or_else(|_elapsed| Ok(StatusCode::REQUEST_TIMEOUT.into_response()))
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{future, net::SocketAddr};
 
-    use axum::routing::get;
+    use axum::routing::{get, post};
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpStream,
         sync::oneshot,
         task::JoinHandle,
-        time::Instant,
+        time::{Instant, pause, resume},
     };
 
     use super::*;
@@ -60,27 +85,47 @@ mod tests {
     async fn start(stop: impl Future<Output = ()> + Send + 'static) -> (SocketAddr, JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let router = Router::new().route("/", get(|| async { "served" }));
+        let router = Router::new()
+            .route("/", get(|| async { "served" }))
+            .route("/form", post(|body: String| async move { drop(body) }));
         (address, tokio::spawn(serve(listener, router, stop)))
     }
 
-    /// Sends `request`; returns all that the server sends until it closes the connection, and how long that took.
-    async fn exchange(address: SocketAddr, request: &str) -> (String, Duration) {
-        let begin = Instant::now();
+    /// Sends `request` and reads the beginning `answer`. Then lets time pass, until the server closes the connection;
+    /// returns what the server has sent in that time, and how long it took.
+    async fn exchange(address: SocketAddr, request: &str, answer: &str) -> (String, Duration) {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await.unwrap();
-        (String::from_utf8(answer).unwrap(), begin.elapsed())
+        let mut first = vec![0; answer.len()];
+        stream.read_exact(&mut first).await.unwrap();
+        assert_eq!(String::from_utf8(first).unwrap(), answer);
+        pause();
+        let begin = Instant::now();
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).await.unwrap();
+        let took = begin.elapsed();
+        resume();
+        (String::from_utf8(rest).unwrap(), took)
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn connection_without_a_whole_request_ends_after_a_while() {
         let (address, _server) = start(future::pending()).await;
-        for request in ["", "GET / HTTP/1.1\r\nHost: a\r\n", "GET / HTTP/1.1\r\nHost: a\r\n\r\n"] {
-            let (answer, took) = exchange(address, request).await;
-            assert_eq!(answer.contains("served"), request.ends_with("\r\n\r\n"), "{request:?}: {answer}");
-            assert!(took >= LONGEST_HEADER && took < 2 * LONGEST_HEADER, "{request:?}: {took:?}");
+        let ok = "HTTP/1.1 200 OK\r\n";
+        for (request, answer, last) in [
+            ("", "", ""),
+            ("GET / HTTP/1.1\r\nHost: a\r\n", "", ""),
+            ("GET / HTTP/1.1\r\nHost: a\r\n\r\n", ok, "served"),
+            (
+                "POST /form HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nab",
+                "",
+                "HTTP/1.1 408 Request Timeout",
+            ),
+        ] {
+            let (rest, took) = exchange(address, request, answer).await;
+            assert_eq!(rest.is_empty(), last.is_empty(), "{request:?}: {rest}");
+            assert!(rest.contains(last), "{request:?}: {rest}");
+            assert!(took < 2 * LONGEST_REQUEST, "{request:?}: {took:?}");
         }
     }
 

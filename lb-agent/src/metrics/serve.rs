@@ -10,8 +10,7 @@ use axum::{
     routing::get,
 };
 use prometheus_client::registry::Registry;
-
-use tokio::task;
+use tokio::{sync::Semaphore, task};
 
 use super::{Metrics, encode, exposition};
 
@@ -24,17 +23,20 @@ pub fn router(metrics: Arc<Metrics>) -> Router {
 }
 
 async fn scrape(Shared(metrics): Shared<Arc<Metrics>>, headers: HeaderMap) -> Response {
-    apart(move || response(&metrics.registry, &headers)).await
+    on_blocking_thread(move || response(&metrics.registry, &headers)).await
 }
 
 async fn slis(Shared(metrics): Shared<Arc<Metrics>>, headers: HeaderMap) -> Response {
-    apart(move || response(&metrics.slis.registry, &headers)).await
+    on_blocking_thread(move || response(&metrics.slis.registry, &headers)).await
 }
 
-/// Computes a response on a thread that may block: the numbers of entries of maps and flows come from the kernel, and
-/// may have to wait for a walk over all flows.
-async fn apart(respond: impl FnOnce() -> Response + Send + 'static) -> Response {
-    let responded = task::spawn_blocking(respond).await;
+/// Computes a response on a thread that may block: the agent reads the numbers of entries of maps and flows from the
+/// kernel, and may have to wait for a walk over all flows. Computes one response at a time, so that many requests keep
+/// few threads busy.
+async fn on_blocking_thread(respond: impl FnOnce() -> Response + Send + 'static) -> Response {
+    static TURN: Semaphore = Semaphore::const_new(1);
+    let turn = TURN.acquire().await;
+    let responded = task::spawn_blocking(move || (respond(), drop(turn)).0).await;
     responded.unwrap_or_else(|_panicked| {
         (StatusCode::INTERNAL_SERVER_ERROR, "cannot collect the metrics").into_response()
     })
