@@ -129,7 +129,7 @@ impl Devices {
 
     /// Runs the task; the caller has called [`Self::sync`] once.
     pub(super) async fn run(mut self) -> anyhow::Result<Infallible> {
-        let mut complete = true;
+        let mut complete = self.failed.is_empty();
         loop {
             if complete {
                 tokio::select! {

@@ -58,8 +58,8 @@ pub(super) fn spawn(
     let facts = node.update()?;
     if !sync_repeatedly(|| devices.sync())? {
         warn!(
-            "some devices have no programs of this agent (see the warnings above); until the agent can attach them, \
-             packets through these devices reach no Service"
+            "some devices have no programs of this agent (see the warnings above); packets through these devices reach \
+             no Service until the agent can attach its programs"
         );
     }
     datapath.finish_handover()?;
@@ -67,9 +67,12 @@ pub(super) fn spawn(
     Ok((node, facts, network))
 }
 
-/// Calls `sync` until all programs are attached, at most [`ATTEMPTS`] times; returns whether they are. The end of a
-/// handover removes the programs of an earlier agent, so a failure that passes by itself (for example of a device that
-/// is being renamed) must not leave a device without programs.
+/// Calls `sync` until it has attached all programs at tc, at most [`ATTEMPTS`] times; returns whether it has. The end of
+/// a handover removes the programs of an earlier agent, so a device that refuses programs for a moment (for example while
+/// it is being renamed) must not be left without any.
+///
+/// # Errors
+/// `sync` returns an error, which no further attempt would mend.
 fn sync_repeatedly(mut sync: impl FnMut() -> Result<bool, DatapathError>) -> Result<bool, DatapathError> {
     for _ in 1..ATTEMPTS {
         if sync()? {
