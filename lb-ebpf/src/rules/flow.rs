@@ -197,7 +197,7 @@ pub const fn outcome(flow: &Flow, bypasses_stack: bool) -> Outcome {
     match flow.flags {
         _ if flow.is_tunnelled() => Outcome::Tunnelled,
         flags if flags & flow_flags::ROUTED != 0 || bypasses_stack => bypassing(flow),
-        _ => translated(flow),
+        _ => translated_at_tc(flow),
     }
 }
 
@@ -207,9 +207,10 @@ pub const fn bypassing(flow: &Flow) -> Outcome {
     if flow.flags & flow_flags::ROUTED != 0 { Outcome::Routed } else { Outcome::Direct }
 }
 
-/// The outcome of a packet of this flow that the programs translate and pass to the stack.
+/// The outcome of a packet of this flow that the programs translate at tc: they pass it to the stack, or send a hairpin
+/// back through its device.
 #[inline(always)]
-pub const fn translated(flow: &Flow) -> Outcome {
+pub const fn translated_at_tc(flow: &Flow) -> Outcome {
     match flow.flags {
         _ if flow.is_second() => Outcome::Masquerade,
         flags if flow_flags::is_of_node(flags) => Outcome::Masquerade,
@@ -428,7 +429,7 @@ mod tests {
             (SECOND_OF_MASQUERADED | REPLY, Outcome::Masquerade, false),
         ] {
             let flow = Flow { flags, ..pair(TCP, OPENING).0 };
-            assert_eq!((translated(&flow), is_translated_at(&flow, true)), (expected, egress), "{flags}");
+            assert_eq!((translated_at_tc(&flow), is_translated_at(&flow, true)), (expected, egress), "{flags}");
             assert_ne!(is_translated_at(&flow, true), is_translated_at(&flow, false));
             assert_eq!(outcome(&flow, false), expected, "{flags}");
         }

@@ -67,13 +67,13 @@ pub(super) fn packet(
             return forwarded;
         }
     }
-    Forwarded::Done(either(through_stack(skb, packet, flow)))
+    Forwarded::Done(either(translate_at_tc(skb, packet, flow)))
 }
 
 /// Forwards a packet through the stack.
 #[inline(always)]
-pub(super) fn through_stack(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result<Outcome, Outcome> {
+pub(super) fn translate_at_tc(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result<Outcome, Outcome> {
     conntrack::observe(packet, flow);
     rewrite::packet(skb, packet, flow, 0)?;
-    Ok(rules::flow::translated(flow))
+    Ok(rules::flow::translated_at_tc(flow))
 }
