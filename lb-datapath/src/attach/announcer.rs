@@ -63,9 +63,9 @@ impl AnnounceAttacher {
                 failed.push((*index, error));
             }
         }
-        self.detach_from_others(devices)?;
-        self.first = !failed.is_empty();
-        Ok(failed)
+        let detached = self.detach_from_others(devices);
+        self.first = detached.is_err() || !failed.is_empty();
+        detached.map(|()| failed)
     }
 
     fn ensure(&mut self, index: u32) -> Result<(), DatapathError> {
@@ -111,7 +111,8 @@ impl AnnounceAttacher {
         for index in present.difference(wanted) {
             bpffs::unpin(&self.pin_of(*index))?;
             let had_filter = clsact::remove(&mut self.netlink, (*index, Direction::Ingress, Role::Announce))?;
-            // On other devices the qdisc may be one that the other task has just created for its first filter.
+            // On other devices the qdisc may be one that the task of the other tc programs has just created for its
+            // first filter.
             if had_filter || self.attached.contains_key(index) {
                 clsact::release_qdisc(&mut self.netlink, &self.folder, *index)?;
             }
