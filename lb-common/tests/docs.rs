@@ -296,7 +296,7 @@ fn only_monotonic_clocks_decide() {
 }
 
 /// Files of the agent, apart from its commands, that may read the time of day.
-const CALENDARS: [&str; 13] = [
+const CALENDARS: [&str; 14] = [
     "announce/report.rs",
     "daemon/shortage.rs",
     "daemon/start/servers.rs",
@@ -308,6 +308,7 @@ const CALENDARS: [&str; 13] = [
     "kubernetes/names.rs",
     "kubernetes/run.rs",
     "metrics/mod.rs",
+    "probe/board.rs",
     "probe/prober.rs",
     "zpages.rs",
 ];
