@@ -462,8 +462,8 @@ fn packaged_unit_lets_the_agent_write_only_what_it_writes() {
     assert_eq!((value("Type"), value("Restart")), ("notify", "always"));
 }
 
-/// The context of the Docker build contains every member of the workspace, because Cargo builds nothing without one, and
-/// every folder that a source includes files of.
+/// The context of the Docker build contains every member of the workspace, because Cargo builds nothing if a member is
+/// missing, and every folder that a source includes files of.
 #[test]
 fn docker_build_gets_every_folder_that_it_reads() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -23,8 +23,8 @@ use tokio::{net::TcpListener, time::timeout};
 use tracing::debug;
 
 /// How long a client may take to send the header of a request, how long a connection may wait for the next request, and
-/// how long it may take to read the rest of a request and to begin the response. 23 s is no multiple of common intervals
-/// of scrapes, so a connection never ends just when a scrape begins.
+/// how long the agent may take to read the rest of a request and to begin the response. 23 s is no multiple of common
+/// intervals of scrapes, so a connection never ends just when a scrape begins.
 const LONGEST_REQUEST: Duration = Duration::from_secs(23);
 
 /// Serves `router` on all connections of `listener` until `stop` completes; then waits until all requests that have

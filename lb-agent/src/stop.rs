@@ -5,7 +5,7 @@ use std::future;
 
 use tokio::sync::watch;
 
-/// Waits until the agent shall stop; forever if the sender is closed.
+/// Waits for the request to stop the agent; forever if the sender is closed.
 pub(crate) async fn requested(stop: &mut watch::Receiver<bool>) {
     if stop.wait_for(|stop| *stop).await.is_err() {
         future::pending::<()>().await;

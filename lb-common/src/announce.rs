@@ -36,7 +36,7 @@ const _: () = assert!(size_of::<Announcement>() == 24);
 describe!(Announcement { deadline, since, mac, reserved });
 
 impl Announcement {
-    /// A deadline that never passes, for a node that shares its addresses with no other.
+    /// A deadline that never passes, for a node that alone announces its addresses.
     pub const NEVER: u64 = u64::MAX;
 }
 

@@ -41,8 +41,8 @@ pub mod device_flags {
     pub const WIRE: u32 = 1;
     /// The device transmits frames that XDP programs on other devices redirect to it.
     pub const XDP_REDIRECT_TARGET: u32 = 2;
-    /// The device is the host-side end of a pod's veth pair, and the node forwards directly: packets may go straight to
-    /// the pod's end (`bpf_redirect_peer`).
+    /// The device is the host-side end of a pod's veth or netkit pair, and the node forwards directly: packets may go
+    /// straight to the pod's end (`bpf_redirect_peer`).
     pub const REDIRECT_PEER: u32 = 4;
     /// Tunnels of peers may end here: this is a wire device without pods behind it.
     pub const TUNNELS: u32 = 8;

@@ -3,8 +3,9 @@ use bytemuck::{Pod, Zeroable};
 use crate::conntrack::Tuple;
 
 /// An element of the ring buffer `EVENTS`. While a monitor runs (see [`monitor`]), the programs emit an event for the
-/// first packet of each flow of a Service, for each packet that they drop, and for each one that they reject because no
-/// backend or no Service can take it; also for system calls, when a backend is chosen or the call fails.
+/// first packet of each flow of a Service, for each packet that they drop, and for each packet that they reject with a
+/// RST or an ICMP port unreachable. For system calls, they emit an event when they choose a backend, and when the call
+/// fails.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Event {

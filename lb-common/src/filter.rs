@@ -6,9 +6,9 @@
 //! an entry of the flow table is marked. A packet whose destination and source are both unmarked has neither a frontend
 //! nor a flow.
 //!
-//! A mark that is left over costs a lookup, a missing one would break a connection. So marks are only added, before the
-//! entry or frontend becomes visible, and to both copies of the arrays (lookups read only the copy in use). To drop old
-//! marks, the agent rebuilds the other copy:
+//! An obsolete mark costs a lookup; a missing mark would break a connection. So the programs and the agent only add
+//! marks: before the entry or frontend becomes visible, and to both copies of the arrays (lookups read only the copy in
+//! use). To drop obsolete marks, the agent rebuilds the other copy:
 //!
 //! 1. A grace period, so that no program still reads that copy.
 //! 2. Zero it. No insertion by the agent runs meanwhile.
@@ -176,8 +176,8 @@ impl Mark {
     /// `Front`; a reverse entry marks its source, the backend, in `Back`. The reverse entry of a routed or hairpin flow
     /// marks the backend in `Front` as well: a socket of the node may have the flow's translated source address and
     /// port and send to the same backend. Only if the programs look up the socket's packets do they find the conflict
-    /// and replace the source port ([`flow_flags::is_of_node`]). (A masqueraded flow that is not routed has another
-    /// entry, which adds that mark.)
+    /// and replace the source port ([`flow_flags::is_of_node`]). (For a masqueraded connection that is not routed, the
+    /// forward entry of the second flow adds that mark.)
     #[inline(always)]
     pub fn of_entry(key: &Tuple, flags: u8) -> [Self; 2] {
         const TO_NODE: u8 = flow_flags::ROUTED | flow_flags::HAIRPIN;

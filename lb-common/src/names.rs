@@ -9,8 +9,8 @@ pub const NAME_SIZE: usize = 63;
 pub const ZONE_SIZE: usize = 58;
 
 /// Value of `SERVICE_NAMES`, keyed by [`crate::Service::id`]: the Kubernetes names of a service port. The programs
-/// never read it. The commands do, and so does the agent after a restart, because it keeps its state only in the
-/// kernel.
+/// never read it. The commands read it, and the agent reads it after a restart, because the agent keeps its state only
+/// in the kernel.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct ServiceName {

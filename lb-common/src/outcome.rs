@@ -32,7 +32,7 @@ pub enum Outcome {
     Malformed = 2,
     /// No flow and no Service; or a packet or system call for which the Service creates no flow, such as a SYN-ACK.
     NoService = 3,
-    /// A packet of a flow that is translated at the other hook (or already was).
+    /// A packet of a flow that the other hook translates, or has already translated.
     OtherHook = 4,
     /// A later fragment of a datagram whose first fragment was not translated or not seen.
     UnknownFragment = 5,
@@ -50,9 +50,10 @@ pub enum Outcome {
     /// one: translated and sent back.
     Hairpin = 11,
     /// A TCP segment that is answered with RST: a segment to a service without backends, or to a port of a cluster IP
-    /// that no service has; a segment of no tracked flow to a service with
-    /// [`RESET_UNKNOWN`](crate::service_flags::RESET_UNKNOWN), unless it is a SYN, SYN-ACK or RST; or a segment of a
-    /// connection to the agent's DNS server, if that server no longer answers.
+    /// that no service has; a segment of no tracked flow to a frontend with
+    /// [`RESET_UNKNOWN`](crate::service_flags::RESET_UNKNOWN), unless it is a SYN, SYN-ACK or RST, or the frontend
+    /// [requires a SYN](crate::Service::requires_syn); or a segment of a connection to the agent's DNS server, if that
+    /// server no longer answers.
     RejectTcp = 12,
     /// A datagram or an SCTP packet to a service without backends, or to a port of a cluster IP that no service has,
     /// answered with ICMP port unreachable.

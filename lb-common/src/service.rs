@@ -161,9 +161,10 @@ pub mod service_flags {
     /// other segments to the port may belong to them. At ports from 1024 on, all load balancer addresses and external
     /// IPs of such a Service have this bit.
     pub const SYN_ONLY: u16 = 128;
-    /// A TCP segment of no flow is answered with a RST unless it is a SYN. The agent ends connections of the Service,
-    /// and further segments of such a connection must not begin a flow to whichever backend the scheduler chooses.
-    /// Never together with [`DSR`], under which a connection may have no entry on this node.
+    /// The programs answer a TCP segment of no flow with a RST, unless it is a SYN, a SYN-ACK or a RST, has invalid
+    /// flags, or the frontend [requires a SYN](crate::Service::requires_syn). The agent ends connections of the
+    /// Service, and further segments of such a connection must not begin a flow to whichever backend the scheduler
+    /// chooses. Never together with [`DSR`], under which a connection may have no entry on this node.
     pub const RESET_UNKNOWN: u16 = 256;
     /// Backends get a PROXY protocol header, version 2, before the client's first byte. Only at frontends of TCP.
     /// Always together with [`RESET_UNKNOWN`], because only the flow's entry records by how much the client's sequence
@@ -281,7 +282,8 @@ pub struct Backend {
     pub port: u16,
     /// Bits of [`backend_flags`].
     pub flags: u16,
-    /// Share of new flows relative to the other backends, see [`crate::Scheduler`]; 0 gets none, the default is 1.
+    /// Share of new flows relative to the other backends, see [`crate::Scheduler`]. With weight 0, the backend gets no
+    /// new flows; the default is 1.
     pub weight: u32,
     /// The slot of `ACTIVE` that counts the backend's active flows, if the scheduler compares them; 0 means none.
     pub active_flows_slot: u32,
@@ -321,7 +323,8 @@ describe!(Vip { flags });
 
 /// Bits of [`Vip::flags`].
 pub mod vip_flags {
-    /// A cluster IP: packets to ports that no Service has are rejected.
+    /// A cluster IP: if it is in [`service_ranges`](crate::Settings::service_ranges), the programs reject packets to
+    /// ports that no Service has.
     pub const CLUSTER_IP: u32 = 1;
     /// The programs answer ICMP echo requests to the address. Never set for an address of this node, because the stack
     /// answers those requests, nor for an address that is only an external IP, because it may belong to another

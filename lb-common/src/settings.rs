@@ -14,10 +14,10 @@ pub const MAX_NETWORKS: usize = 16;
 pub struct Settings {
     /// Sources of internal clients: the traffic that kube-proxy's `--detect-local-mode` calls local.
     pub internal: Networks,
-    /// Ranges of cluster IPs. Packets to an address in them are rejected if a Service has the address but none has the
-    /// port. If no Service has the address, they may be dropped ([`settings_flags::DROP_UNKNOWN_VIPS`]).
+    /// Ranges of cluster IPs. The programs reject packets to a cluster IP in them at a port that no Service has.
+    /// Packets to an address in them that no Service has may be dropped ([`settings_flags::DROP_UNKNOWN_VIPS`]).
     pub service_ranges: Networks,
-    /// Nodes that may send packets through a tunnel to backends on this node, besides those in `PEERS`.
+    /// Nodes that may send packets through a tunnel to backends on this node, in addition to those in `PEERS`.
     pub peers: Networks,
     /// Networks whose external clients may use no frontend (`--deny-source`).
     pub denied: Networks,
@@ -41,7 +41,7 @@ pub struct Settings {
 pub mod settings_flags {
     /// Packets to an address in [`service_ranges`](super::Settings::service_ranges) that is not in `VIPS` are dropped.
     pub const DROP_UNKNOWN_VIPS: u32 = 1;
-    /// New flows to other nodes are tunnelled in UDP (GUE); without this bit, IP in IP.
+    /// The tunnels of new flows are GUE (over UDP); without this bit, they are IP in IP.
     pub const GUE: u32 = 2;
     /// The next hop of a packet depends only on its destination, its protocol and the device that it came in through:
     /// there are no policy rules other than the kernel's own, and no multipath routes.
@@ -79,7 +79,7 @@ impl Settings {
         self.flags & settings_flags::DROP_UNKNOWN_VIPS != 0
     }
 
-    /// [`Self::source_v4`] or [`Self::source_v6`]; [`Address::NONE`] if the agent has no address of this family.
+    /// [`Self::source_v4`] or [`Self::source_v6`]; [`Address::NONE`] if the agent has set no address of this family.
     #[inline(always)]
     pub const fn source(&self, is_v4: bool) -> &Address {
         if is_v4 { &self.source_v4 } else { &self.source_v6 }

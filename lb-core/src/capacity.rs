@@ -1,7 +1,7 @@
 //! The capacity of the maps, and how much of it is left for a plan.
 //!
-//! With these checks, the plan rejects only a Service that does not fit. Without them, the kernel would reject an entry
-//! in the middle of the plan, and the steps after it would wait.
+//! The reconciler checks whether each Service fits, so that a plan rejects only a Service that does not. Without these
+//! checks, the kernel would reject an entry in the middle of the plan, and the steps after that entry would wait.
 
 use crate::plan::Contents;
 

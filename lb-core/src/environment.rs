@@ -44,8 +44,8 @@ impl fmt::Display for Collision {
 }
 
 /// The variables of the Services in `namespace`, and of `default/kubernetes` unless `namespace` has a Service
-/// `kubernetes`. First those of the Service `kubernetes`, then the others by name; those of one Service in kubelet's
-/// order.
+/// `kubernetes`. The variables of the Service `kubernetes` come first, then those of the other Services by name; the
+/// variables of one Service are in kubelet's order.
 ///
 /// `services` may contain Services of other namespaces. A Service without port or cluster IP has no variables.
 pub fn environment<'a>(

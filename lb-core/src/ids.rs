@@ -6,9 +6,10 @@ use crate::model::{ObjectName, Protocol, ServicePortName};
 
 /// One id for each service port. Ids ascend and start again at 1 only after `u32::MAX`, so that map entries which still
 /// carry the id of a deleted service port do not match a new service port. After a restart of the agent, such entries
-/// may match a new one, because the agent then continues after the highest id that still has a name. Flows with such an
-/// id are only counted under the wrong name, because the programs choose no backend by a flow's id. An `AFFINITY` entry
-/// with such an id applies only if its backend is also a backend of the new service port.
+/// may match a new one, because the agent then continues after the highest id that still has a name. The agent counts
+/// flows with such an id for the new service port, and ends them by the timeouts of that port, if it has any. The
+/// programs choose no backend by a flow's id. An `AFFINITY` entry with such an id applies only if its backend is also a
+/// backend of the new service port.
 #[derive(Clone, Debug)]
 pub(crate) struct Ids {
     by_name: BTreeMap<ServicePortName, u32>,

@@ -6,7 +6,7 @@ use crate::model::{EndpointSlice, Protocol, Service};
 
 /// The TCP ports of the pods of a Service. If the Service has the PROXY protocol, its pods expect a header at these
 /// ports, but kubelet probes send none. (The agent does not read Pods, so it does not know which ports kubelet probes.)
-/// Slices without a pod do not count: no kubelet probes their endpoints.
+/// Slices without a pod do not count, because kubelet probes only pods.
 pub(crate) fn ports_of_pods(service: &Service, slices: &[EndpointSlice]) -> BTreeSet<u16> {
     let has_pods = |slice: &&EndpointSlice| slice.endpoints.iter().any(|endpoint| endpoint.pod.is_some());
     let is_served = |name: &str| {

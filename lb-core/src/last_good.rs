@@ -76,13 +76,13 @@ impl Unread {
         self.0.extract_if(.., |service, _| !services.contains(service)).map(|(service, _)| service).collect()
     }
 
-    /// Adds to `read`, the slices of a Service that the agent has read, those endpoints from the maps that were in `read`
-    /// at no call of this function: they may be in the unread slices. An endpoint that was in `read` and no longer is has
-    /// left the Service.
+    /// `read` has the slices of a Service that the agent could read. Adds the endpoints from the maps that have been
+    /// missing from `read` at every call of this function: they may be in the unread slices. An endpoint that was in
+    /// `read` at an earlier call, and no longer is, has left the Service.
     ///
     /// Endpoints are the same only if their addresses and ports are: one address may have several ports, or several
-    /// servers at different numbers of one port, each in another slice. Leaves out endpoints of ports that are not among
-    /// `ports`, those that the Service has now.
+    /// servers at different numbers of one port, each in another slice. Leaves out endpoints of ports that the Service
+    /// no longer has; `ports` are its present ones.
     pub(crate) fn complete(
         &mut self,
         service: &ObjectName,
@@ -113,7 +113,7 @@ fn endpoints_of_ports(slice: &EndpointSlice) -> impl Iterator<Item = EndpointOfP
 /// terminates.
 type Found<'a> = (&'a ServicePortName, Address, u16, bool);
 
-/// The backends of the `wanted` Services in the maps, each as a slice with only this endpoint. Leaves out frontends with
+/// The backends of the `wanted` Services in the maps, each as a slice with one endpoint. Leaves out frontends with
 /// invalid records.
 fn found_slices(
     contents: &Contents,
@@ -137,7 +137,8 @@ fn found_slices(
     backends.into_iter().map(|found| slice(found, contents)).collect()
 }
 
-/// A slice with only this endpoint. A terminating one still serves, because the maps have no others.
+/// A slice with only this endpoint. A terminating endpoint counts as serving, because the maps contain it only while it
+/// serves.
 fn slice((name, address, port, terminating): Found<'_>, contents: &Contents) -> EndpointSlice {
     let address = IpAddr::from(address);
     let labels = contents

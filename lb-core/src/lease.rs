@@ -54,7 +54,7 @@ pub struct Bid {
     pub transitions: i32,
     /// Whether this agent is the holder already.
     pub is_renewal: bool,
-    /// How long an earlier holder may still act after this write.
+    /// How long an earlier holder may still act, or its writes may still be on their way, after this write.
     wait: Duration,
 }
 
@@ -114,8 +114,8 @@ impl Election {
         }
         let transitions = lease.transitions.saturating_add(i32::from(!is_renewal));
         let wait = match &self.term {
-            // The last holder has given the Lease up; `lasts` is how long an earlier holder may still act, or its
-            // writes may still be on their way (see `Release::lasts`).
+            // The last holder has given the Lease up; `lasts` is how long the last holder's writes may still be on
+            // their way, or an earlier holder may still act (see `Release::lasts`).
             _ if is_free => lease.lasts.min(self.timing.lease),
             // This agent holds the Lease without a term, for example because the answer to its bid was lost, so the
             // previous holder may still act.

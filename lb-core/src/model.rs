@@ -78,11 +78,11 @@ pub struct Service {
     /// Timeout of `ClientIP` affinity in seconds, `spec.sessionAffinityConfig.clientIP.timeoutSeconds`; `None` without
     /// affinity.
     pub affinity_seconds: Option<u32>,
-    /// How clients outside the cluster reach the Service, apart from node ports.
+    /// How external clients reach the Service, apart from node ports.
     pub external: External,
     /// `spec.internalTrafficPolicy`: which endpoints clients of cluster IPs get.
     pub internal_policy: TrafficPolicy,
-    /// The settings from the Service's annotations, and the mistakes in these; `None` if there are neither.
+    /// The settings from the Service's annotations, and the errors in these; `None` if there are neither.
     pub settings: Option<Arc<ServiceSettings>>,
 }
 
@@ -235,8 +235,7 @@ impl Service {
     }
 }
 
-/// How clients outside the cluster reach a Service. Its node ports are in its [`ServicePort`]s; `policy` also applies
-/// to them.
+/// How external clients reach a Service. Its node ports are in its [`ServicePort`]s; `policy` also applies to them.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct External {
     /// `spec.externalIPs`: the valid ones, each once.
@@ -441,10 +440,10 @@ pub enum SourceEvent {
     Synchronised,
     /// The source has sent every object that it could read; the others belong to these Services. The agent may delete
     /// from the maps what belongs neither to these Services nor to an object that was sent. If there are such Services,
-    /// comes right before `Synchronised`, and again whenever their set changes; once the set is empty, `Complete` comes
-    /// instead.
+    /// the source sends this event right before `Synchronised`, and again whenever their set changes; once the set is
+    /// empty, it sends `Complete` instead.
     CompleteBut(BTreeSet<ObjectName>),
-    /// The source has sent every object, so the agent may delete all others from the maps. Comes at most once: right
-    /// before `Synchronised`, or later.
+    /// The source has sent every object, so the agent may delete all others from the maps. The source sends this event
+    /// at most once: right before `Synchronised`, or later.
     Complete,
 }

@@ -1,4 +1,4 @@
-//! How clients outside the cluster reach backends on other nodes.
+//! How external clients reach backends on other nodes.
 
 use std::{fmt, str::FromStr};
 

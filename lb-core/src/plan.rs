@@ -262,7 +262,7 @@ pub enum Condition {
         slots: u32,
     },
     /// An annotation is invalid. The Service is served as if the annotation were unset, or, if the annotation is about
-    /// health checks, with the last valid health check.
+    /// health checks, with the last valid health check or `lb.dev/fail-closed`.
     #[error(
         "annotation {name} of Service {service} is ignored: its value {value:?} is invalid: {why}",
         name = .error.annotation, value = .error.value, why = .error.why

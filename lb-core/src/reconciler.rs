@@ -105,8 +105,8 @@ pub struct Reconciler {
     /// Whether the last plan covered only some of the Services, so that further plans follow.
     partial: bool,
     in_flight: InFlight,
-    /// Services in `earlier` for which the maps may have elements that no frontend needs, because a plan of this run or of
-    /// an earlier one was not applied completely. The next plan deletes such elements.
+    /// Services in `earlier` for which the maps may have elements that no frontend needs, because a plan of this run or
+    /// of an earlier one was not applied completely. The next plan deletes such elements.
     unsettled: BTreeSet<ObjectName>,
     /// Number of addresses of endpoints when [`Self::compact`] last ran.
     compacted: usize,
@@ -195,8 +195,8 @@ impl Reconciler {
         new
     }
 
-    /// Lets the Services that an earlier run left in the maps keep their entries of `VIPS` and `ENDPOINT_NAMES`. The first
-    /// complete plan deletes all others, so [`Self::set_addresses`] must precede it.
+    /// Lets the Services that an earlier run left in the maps keep their entries of `VIPS` and `ENDPOINT_NAMES`. The
+    /// first complete plan deletes all others, so [`Self::set_addresses`] must precede it.
     fn adopt_addresses(&mut self) {
         let Contents { vips: known_vips, endpoint_labels: known_labels, .. } = self.mirror.contents();
         for service in &self.earlier {
@@ -479,8 +479,8 @@ impl Reconciler {
         owners.map(|owner| &owner.service).filter(|owner| *owner != service).cloned().collect()
     }
 
-    /// The Services that own some of the `changed` frontends in the maps, although no part of this plan covers the
-    /// Services. Each loses these frontends, and otherwise stays as it is in the maps.
+    /// The Services that have some of the `changed` frontends in the maps, but that neither this plan nor a later part
+    /// of it covers. Each loses these frontends, and otherwise stays as it is in the maps.
     fn losers<'a>(
         &self,
         changed: impl Iterator<Item = &'a ServiceKey>,
@@ -586,8 +586,9 @@ impl Reconciler {
         }
     }
 
-    /// Returns the UDP frontends that have lost endpoints since the last call. Must be called only after the last plan
-    /// was applied: before that, new flows may still go to the lost endpoints.
+    /// Returns the UDP frontends that have lost endpoints since the last call. Call it after the steps of a plan: until
+    /// they are applied, new flows may still go to the lost endpoints. If a step has failed, a later plan of the same
+    /// Services adds their frontends again.
     pub fn take_stale_frontends(&mut self) -> StaleFrontends {
         self.endings.take()
     }
@@ -645,7 +646,8 @@ impl Reconciler {
         counters.into_iter().for_each(|(counter, counted)| self.counters.adopt(counter, counted));
     }
 
-    /// Frees flow counters that are no longer used: `counters` are all those that existing flows use.
+    /// Frees the flow counters that neither a backend nor a flow has used at this call and at the previous one;
+    /// `counters` are all those that existing flows use.
     pub fn flows_are_counted_by(&mut self, counters: &BTreeSet<u32>) {
         if self.counters.is_empty() {
             return;
@@ -781,8 +783,8 @@ impl Reconciler {
         desired::desired(name, service, slices.iter(), &self.node)
     }
 
-    /// The slices of a Service that count: those from the sources, and what the agent keeps in place of slices that it
-    /// does not get from them.
+    /// The slices from which a Service is planned: those from the sources, and those that the agent keeps in place of
+    /// slices that it does not get from the sources.
     fn endpoint_slices(&mut self, name: &ObjectName) -> Vec<EndpointSlice> {
         let slices = self.store.slices(name);
         if LastGood::concerns(name) {
@@ -1141,9 +1143,9 @@ impl Reconciler {
         self.ids.of_service(service).flat_map(|(_, id)| self.mirror.frontends_of(id))
     }
 
-    /// For a Service that keeps its state in the maps, because it does not fit or this plan does not cover it: keeps what
-    /// its frontends in the maps need. It loses the `taken` frontends, which other Services take over, and those that
-    /// the plan deletes.
+    /// For a Service that keeps its state in the maps, because it does not fit or this plan does not cover it: keeps
+    /// what its frontends in the maps need. The Service loses the `taken` frontends, which other Services take over,
+    /// and those that the plan deletes.
     fn keep_present(&mut self, service: &ObjectName, taken: &BTreeSet<ServiceKey>, draft: &mut Draft) {
         let stays = |key: &ServiceKey| !taken.contains(key) && !draft.delete_frontends.contains(key);
         let kept: BTreeSet<ServiceKey> = self.frontends_of(service).filter(stays).collect();
@@ -1152,7 +1154,8 @@ impl Reconciler {
     }
 
     /// Releases the elements of a Service that none of the `kept` frontends refers to: an earlier plan may have failed
-    /// in the middle, or the Service loses frontends by this plan. The Service itself may be waiting for these elements.
+    /// in the middle, or the Service loses frontends by this plan. The Service itself may be waiting for these
+    /// elements.
     fn release_idle(&self, service: &ObjectName, kept: &BTreeSet<ServiceKey>, draft: &mut Draft) {
         for (_, id) in self.ids.of_service(service) {
             let keys = self.mirror.frontends_of(id).filter(|key| kept.contains(key));

@@ -61,8 +61,8 @@ pub(crate) fn source_ranges(id: u32, port: &Port) -> impl Iterator<Item = Source
     ranges.map(move |range| SourceRangeKey::new(id, Address::from(range.addr()), range.prefix_len()))
 }
 
-/// The labels of the addresses of a Service's backends: each address once, in ascending order. Leaves out addresses that
-/// are only in slices that no frontend refers to.
+/// The labels of the addresses of a Service's backends: each address once, in ascending order. Leaves out addresses
+/// that are only in slices that no frontend refers to.
 pub(crate) fn labels_of(ports: &[Port]) -> Vec<(IpAddr, Arc<EndpointLabels>)> {
     let mut labels = ports.iter().flat_map(used_labels).collect();
     desired::unique_labels(&mut labels);

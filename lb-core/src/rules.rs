@@ -1,8 +1,7 @@
-//! The rules of the API server for single values, and for fields that depend on each other
-//! (`pkg/apis/core/validation`, `pkg/apis/discovery/validation`), and the texts of its errors
-//! (`k8s.io/apimachinery/pkg/util/validation/field`). Both sources use them: the folder of manifests rejects an object
-//! that breaks a rule; the source of API objects leaves out an invalid part that kube-proxy also leaves out, and rejects
-//! the object for any other error.
+//! The rules of the API server for single values, and for fields that depend on each other (`pkg/apis/core/validation`,
+//! `pkg/apis/discovery/validation`), and the texts of its errors (`k8s.io/apimachinery/pkg/util/validation/field`).
+//! Both sources use them: the folder of manifests rejects an object that breaks a rule; the source of API objects
+//! leaves out an invalid part that kube-proxy also leaves out, and rejects the object for any other error.
 
 pub mod cluster_ips;
 pub mod names;

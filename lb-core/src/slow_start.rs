@@ -64,8 +64,8 @@ impl<Name> Default for SlowStarts<Name> {
 
 impl<Name: Ord + Clone> SlowStarts<Name> {
     /// Sets which endpoints of a Service are usable at `now`; returns the shares of those in slow start. An endpoint
-    /// that becomes usable begins a slow start if the Service had usable endpoints before; the first endpoints of a
-    /// Service have full weight at once.
+    /// that becomes usable begins a slow start if the Service had usable endpoints at the previous call; otherwise it
+    /// has full weight at once.
     pub(crate) fn set(
         &mut self,
         service: &Name,

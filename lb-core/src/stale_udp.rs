@@ -22,8 +22,8 @@ pub type StaleFrontends = BTreeSet<ServiceKey>;
 /// The endpoints that serve each UDP frontend.
 ///
 /// The owner applies the [changes](crate::reconciler::Reconciler::take_served_changes) of a plan before the first step
-/// of the plan, so a new endpoint is here before any program can choose it. A flow is therefore stale if its frontend is
-/// here and its endpoint is not among those of the frontend.
+/// of the plan, so this map has a new endpoint before any program can choose it. A flow is therefore stale if the map
+/// has its frontend, but not its endpoint among those of the frontend.
 #[derive(Clone, Debug, Default)]
 pub struct ServedUdp(Frontends);
 

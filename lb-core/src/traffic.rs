@@ -4,7 +4,8 @@
 //! has counted since the previous walk to the sums of its backend, so sums only grow. An entry normally stays for at
 //! least ten seconds after its flow has ended, and an entry that a new flow reuses keeps counting. So if walks are less
 //! than ten seconds apart, the sums miss only the last counts of entries that are deleted sooner: those of a closed
-//! connection whose masquerade port is taken, those of a UDP flow to a removed backend, and those that a program
+//! connection whose masquerade port is taken, those of flows that the agent deletes before they expire (for example UDP
+//! flows to a removed backend, and connections that it ends by the timeouts of their Service), and those that a program
 //! evicts.
 
 use std::{

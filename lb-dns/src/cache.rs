@@ -182,7 +182,8 @@ impl Answer {
 }
 
 /// How long the answer to a question for this type may be stored; `None` for a truncated answer, one that reports a
-/// failure, a negative answer without SOA record, and one with a TTL of 0. An answer with only aliases is negative, too.
+/// failure, a negative answer without SOA record, and one with a TTL of 0. An answer with only aliases is also
+/// negative.
 fn lifetime(message: &Message, asked: RecordType) -> Option<Duration> {
     let code = message.metadata.response_code;
     let is_known = [ResponseCode::NoError, ResponseCode::NXDomain].contains(&code);

@@ -80,7 +80,7 @@ impl Server {
         Self { names, forwarder, stats, clients, connections, encode_error_logged, received }
     }
 
-    /// Listens at the address, over UDP and TCP, before it returns; the future serves both.
+    /// Listens at the address, over UDP and TCP, before this function returns; the returned future serves both.
     ///
     /// # Errors
     ///
@@ -131,7 +131,7 @@ impl Server {
         }
     }
 
-    /// Answers a query as far as this needs no other server. `limit` bounds the number of records: see
+    /// Answers a query as far as possible without another server. `limit` bounds the number of records: see
     /// [`local::answer`].
     pub(crate) fn begin(&self, read: &Result<Query, Refusal>, limit: u16) -> Begun {
         let query = match read {

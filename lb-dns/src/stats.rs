@@ -79,7 +79,7 @@ impl Stats {
     }
 }
 
-/// The name in RFC 2136 and RFC 6891.
+/// The name of the code in RFC 2136 or RFC 6891; `OTHER` for a code that this server does not set itself.
 fn name(code: ResponseCode) -> &'static str {
     const NAMES: [(ResponseCode, &str); 7] = [
         (ResponseCode::NoError, "NOERROR"),

@@ -106,7 +106,7 @@ fn encode(ask: &Ask, id: u16, form: Form) -> io::Result<Vec<u8>> {
     let mut query = Message::new(id, MessageType::Query, OpCode::Query);
     query.metadata.recursion_desired = true;
     query.metadata.checking_disabled = ask.checking_disabled;
-    // Asks whether the answer is authentic (RFC 6840 §5.7). Only clients that ask the same get to know it.
+    // Asks whether the answer is authentic (RFC 6840 §5.7). Only clients that set AD or DO receive the result.
     query.metadata.authentic_data = true;
     query.add_query(ask.question.clone());
     if form == Form::Edns {
@@ -123,8 +123,8 @@ pub(crate) fn read(bytes: &[u8]) -> Option<Message> {
     (is_answer && message.metadata.op_code == OpCode::Query).then_some(message)
 }
 
-/// The message, if it answers `ask` and has this ID. A server that cannot read the question, or that does not implement
-/// it, may leave it out.
+/// The message, if it answers `ask` and has this ID. A server that cannot read the question (FORMERR) or does not
+/// implement the operation (NOTIMP) may leave the question out.
 fn accept(bytes: &[u8], id: u16, ask: &Ask) -> Option<Message> {
     let message = read(bytes)?;
     let code = message.metadata.response_code;

@@ -1,7 +1,7 @@
 //! Types that the packet benchmark shares with its BPF programs. Nothing of this crate is shipped.
 //!
 //! The binary `restore` writes a fresh packet and tail-calls the measured program. The binary `baselines` has minimal
-//! load balancers, with which the benchmark compares the data plane.
+//! programs, with which the benchmark compares the data plane.
 #![no_std]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 

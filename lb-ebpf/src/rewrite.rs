@@ -110,8 +110,9 @@ pub fn unfinished_transport<F: FrameMut + ?Sized>(
     } else {
         let header: &mut UdpHdr = frame.header_mut(l4)?;
         set_ports(&mut header.src, &mut header.dst, &flow.to);
-        // The field becomes the sum over the new pseudo header, which is never 0: it contains the protocol. If the field
-        // is 0, the datagram has no checksum, and what the device completes is that of a packet inside it.
+        // The field becomes the sum over the new pseudo header, which is never 0: it contains the protocol. If the
+        // field is 0, the datagram has no checksum, and the device completes the checksum of a packet inside the
+        // datagram.
         if half_word(&header.check) != 0 {
             let sum = sum(&header.check);
             set_half_word(&mut header.check, sum);

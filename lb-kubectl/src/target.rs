@@ -54,7 +54,7 @@ pub enum TargetError {
         "the Service has no cluster IP, so clients reach its endpoints directly; explain needs a Service with one"
     )]
     NoClusterIp,
-    /// The Pod and the Service have no family in common, or not the wanted one.
+    /// The Pod and the Service have no family in common, or do not both have the wanted one.
     #[error("the Pod has {pod}, the Service {service}; {needed}")]
     NoCommonFamily {
         /// What the packet needs.

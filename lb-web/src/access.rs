@@ -77,7 +77,7 @@ impl Token {
         &self.text
     }
 
-    /// Whether this is the token. The comparison takes the same time wherever the texts differ: it compares digests.
+    /// Whether `text` is the token. The comparison takes the same time wherever the texts differ: it compares digests.
     fn is(&self, text: &str) -> bool {
         let digest = hmac::sign(&self.key, text.trim().as_bytes());
         hmac::verify(&self.key, self.text.as_bytes(), digest.as_ref()).is_ok()

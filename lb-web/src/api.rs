@@ -102,7 +102,7 @@ async fn walking<S: Source, T: Send + 'static>(
     // The semaphore is never closed.
     let permit = Arc::clone(&web.walks).acquire_owned().await.map_err(anyhow::Error::new)?;
     blocking(move || {
-        // The work goes on if the browser does not wait for it.
+        // The work keeps its permit even if the browser stops waiting for the answer.
         let _permit = permit;
         work(&web)
     })

@@ -57,7 +57,7 @@ const FIRST: &str = "README";
 /// The frame of a page.
 const FRAME: &str = include_str!("../assets/docs.html");
 
-/// Answers a request for a page of the documentation; without a name, for the page that lists them.
+/// Answers a request for a page of the documentation; without a name, for the page that lists all others.
 pub(crate) fn answer(name: Option<&str>, headers: &HeaderMap) -> Response {
     match document(name.unwrap_or(FIRST)) {
         Some(page) => assets::unless_known("text/html; charset=utf-8", page, headers),

@@ -28,7 +28,7 @@ pub(crate) struct History {
 pub(crate) struct Reading {
     /// When the counters were read, in milliseconds since 1970.
     pub(crate) time: u64,
-    /// The same moment, by a clock that nobody sets.
+    /// The same moment, by a monotonic clock.
     pub(crate) at: Instant,
     pub(crate) packets: [u64; Outcome::COUNT],
     pub(crate) fill: Arc<Vec<Fill>>,
@@ -66,7 +66,7 @@ impl History {
     }
 
     fn add(&mut self, point: Point) {
-        // If somebody has set the clock back, the earlier points would come after this one.
+        // If the clock was set back, the earlier points would come after this one.
         if self.points.back().is_some_and(|last| last.time >= point.time) {
             self.points.clear();
         }

@@ -130,9 +130,10 @@ pub struct ServicePort {
     pub protocol: &'static str,
     /// The virtual addresses of the service port.
     pub frontends: Vec<SocketAddr>,
-    /// Backends that take new connections.
+    /// Backends whose endpoint is ready.
     pub ready: usize,
-    /// Backends that only finish their connections.
+    /// Backends whose endpoint terminates but still serves. They get new connections only while no endpoint that the
+    /// traffic policy allows is ready.
     pub terminating: usize,
     /// Endpoints that fail the Service's health check; 0 if the check does not cover this port, or no agent runs.
     pub unhealthy: usize,

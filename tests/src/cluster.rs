@@ -606,8 +606,9 @@ fn host(name: &str) -> Result<Netns> {
     netns.sysctls(&[
         ("ipv4/icmp_ratelimit", "0"),
         ("ipv6/icmp/ratelimit", "0"),
-        // The limit on all destinations together: its bucket is empty at first, so two refusals at once lose one. Types
-        // that these masks do not name have no limit, and 255 is no type of error.
+        // The limit on all destinations together. Its token bucket is empty at first, so if two errors are due at once,
+        // the kernel sends only one of them. Types that these masks do not name have no limit, and 255 is no type of
+        // error.
         ("ipv4/icmp_ratemask", "0"),
         ("ipv6/icmp/ratemask", "255"),
         ("ipv4/conf/all/rp_filter", "0"),
@@ -626,8 +627,8 @@ fn router(netns: &Netns) -> Result<Netns> {
     Ok(netns.clone())
 }
 
-/// Waits until the kernel has noticed the carrier of a device that is up: it drops what the device sends before that. On
-/// a busy machine, that takes longer than a TCP connection waits before it sends its SYN again.
+/// Waits until the kernel has noticed the carrier of a device that is up: until then, the kernel drops what the device
+/// sends. On a busy machine, this takes longer than a TCP connection waits before it sends its SYN again.
 fn wait_for_carrier(netns: &Netns, device: &str) -> Result<()> {
     let is_up = || {
         let shown = netns.command("ip").args(["link", "show", "dev", device]).output().ok()?;

@@ -92,8 +92,8 @@ impl Container {
         command
     }
 
-    /// A shell script that turns its mount namespace into that of the container, and then runs its arguments. (If another
-    /// test removes the folder of a mount point, the kernel unmounts it in every namespace.)
+    /// A shell script that turns its mount namespace into that of the container, and then runs its arguments. (If
+    /// another test removes the folder of a mount point, the kernel unmounts it in every namespace.)
     fn mounts(&self, volumes: &[(&str, PathBuf)]) -> Result<String> {
         if self.spec()["securityContext"]["readOnlyRootFilesystem"] != true {
             bail!("the root file system is writable");

@@ -79,7 +79,8 @@ pub fn wait_for<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Opt
     }
 }
 
-/// Sets a flag when it is dropped, so that threads of a scope that run until the flag is set end even if the test fails.
+/// Sets a flag when it is dropped, so that a scope's threads, which run until the flag is set, end even if the test
+/// fails.
 #[derive(Debug)]
 pub struct StopOnDrop<'a>(pub &'a AtomicBool);
 

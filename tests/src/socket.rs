@@ -64,9 +64,9 @@ fn retransmissions(stream: &TcpStream) -> io::Result<u32> {
     Ok(info.tcpi_total_retrans)
 }
 
-/// Number of TCP sockets in a namespace that were closed before the peer closed, and are not in TIME-WAIT yet, or whose
-/// inode is among `closed`: a child that another thread has forked still holds a copy of these until it executes its
-/// program.
+/// Number of TCP sockets in a namespace whose close is not complete. It counts sockets that this end closed before the
+/// other end did, until they are in TIME-WAIT. It also counts sockets whose inode is among `closed`: a child that
+/// another thread has forked still holds a copy of such a socket until the child executes its program.
 pub fn closing_connections(netns: &Netns, closed: &[u64]) -> io::Result<usize> {
     /// States `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2` and `TCP_CLOSING` (include/net/tcp_states.h), as `/proc/net/tcp` shows
     /// them.

@@ -68,8 +68,8 @@ pub(super) fn bound(
     arp_ignore: impl Fn(&str) -> u8,
 ) -> Vec<String> {
     // With `arp_ignore` 0 on a wire, the kernel answers ARP requests on that wire for the addresses of all devices,
-    // even of those that are down, as `kube-ipvs0` is. It answers neighbour solicitations only on the device that has
-    // the address.
+    // even of those that are down, as `kube-ipvs0` is. The kernel answers neighbour solicitations only on the device
+    // that has the address.
     let for_all_devices = wires.iter().any(|wire| arp_ignore(wire) == 0);
     let mut found = Vec::new();
     for Link { name, addresses, .. } in &network.links {

@@ -187,7 +187,7 @@ impl Announcer {
             tokio::select! {
                 // With an API server but without `--announce`, the senders of `advertised` and `cluster` are closed, so
                 // `changed` fails and `select!` disables the branches. The announcer then only withdraws what an
-                // earlier agent, which read a directory of manifests, has announced.
+                // earlier agent, which read a folder of manifests, has announced.
                 Ok(()) = advertised.changed() => {}
                 Ok(()) = cluster.changed() => {}
                 changed = holders.changed() => changed?,
@@ -298,8 +298,8 @@ impl Announcer {
         mine.flat_map(of).collect()
     }
 
-    /// Sends questions to the other members. Updates the records first, so that this node no longer answers for
-    /// addresses that it gives back.
+    /// Sends questions to the other members, and proposes voters. Updates the records first, so that this node no
+    /// longer answers for addresses that it gives back.
     fn tick(&mut self) {
         if self.devices(Announcements::now()) != self.devices {
             self.elect();

@@ -160,7 +160,7 @@ impl Report {
         let Volume { packets_sent, bytes_sent, packets_answered, bytes_answered } =
             record.since_last.unwrap_or(record.total);
         sums.ended += ended;
-        // Lines may come from anywhere, so no count is too large to be there.
+        // Lines may come from anywhere, so a count may have any value: saturates instead of overflowing.
         let add = |sum: &mut u64, count: u64| *sum = sum.saturating_add(count);
         add(&mut sums.volume.packets_sent, packets_sent);
         add(&mut sums.volume.bytes_sent, bytes_sent);

@@ -34,7 +34,8 @@ pub fn ready(bpffs: &Path, live: bool) -> anyhow::Result<()> {
 
 /// The report of the agent of `bpffs`. With `live`, if no agent of `bpffs` listens but exactly one other agent does,
 /// the report of that one: it may be the same agent, after its BPF file system was unmounted or replaced. If the probe
-/// failed then, the agent would be restarted, which would end the data plane that it still holds.
+/// failed in that case, kubelet would restart the agent, and the restart would end the data plane that the agent still
+/// holds.
 fn report(bpffs: &Path, live: bool) -> anyhow::Result<Option<Report>> {
     match socket::ask(bpffs)? {
         None if live => socket::ask_only_one(),
@@ -42,8 +43,8 @@ fn report(bpffs: &Path, live: bool) -> anyhow::Result<Option<Report>> {
     }
 }
 
-/// Why the agent is not ready; `None` if it is. Unlike `/healthz`, this does not depend on whether load balancers may
-/// send traffic to the node: the agent on a node that is about to be removed still serves Services.
+/// Why the agent is not ready; `None` if it is. Unlike the answer of `/healthz`, the reason does not depend on whether
+/// load balancers may send traffic to the node: the agent on a node that is about to be removed still serves Services.
 fn not_ready(report: &Report) -> Option<String> {
     stuck(report).or_else(|| unsynchronised(report)).or_else(|| unserved(report))
 }

@@ -6,8 +6,8 @@ use tracing::warn;
 
 use crate::daemon::{socket, state::Report};
 
-/// The report of the agent; `None` if no agent runs. If an agent runs and its report cannot be read, also `None`, with
-/// a warning on standard error that the output lacks `lacking`.
+/// The report of the agent; `None` if no agent runs, or if its report cannot be read. In the second case, also warns on
+/// standard error that the output lacks `lacking`.
 pub(super) fn report_of_agent(bpffs: &Path, lacking: &str) -> Option<Report> {
     report_or_warning(socket::ask(bpffs), lacking).unwrap_or_else(|warning| {
         warn!("{warning}");

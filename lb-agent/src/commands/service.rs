@@ -201,7 +201,7 @@ fn frontend_table(service: &ServiceView, wide: bool) -> Table {
         if wide {
             row.push(slot_range(frontend.slot, frontend.slots));
             row.push(slot_range(frontend.internal_slot.unwrap_or(0), frontend.internal_slots.unwrap_or(0)));
-            // Scripts read the JSON, so the old word stays there.
+            // Scripts read the JSON, so the JSON keeps the old word `outsiders`; the table shows `external`.
             let masquerade =
                 if frontend.masquerade == "outsiders" { "external" } else { frontend.masquerade };
             row.extend([masquerade.to_owned(), frontend.without_backends.to_owned()]);

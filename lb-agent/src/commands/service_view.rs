@@ -108,9 +108,9 @@ pub(super) struct FrontendView {
     /// while an agent runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) announced: Option<AnnouncedView>,
-    /// Whether this node announces the address by BGP; `None` if it shall not, for example because no BGPAdvertisement
-    /// applies or no local endpoint exists. Present only in `service show` and on the web page of one Service, while an
-    /// agent runs.
+    /// Whether this node announces the address by BGP; `None` if the node should not announce it, for example because
+    /// no BGPAdvertisement applies or no local endpoint exists. Present only in `service show` and on the web page of
+    /// one Service, while an agent runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) announced_by_bgp: Option<AnnouncedView>,
 }

@@ -80,7 +80,7 @@ pub struct Config {
     /// Whether packets to unassigned addresses in the ranges of cluster IPs are dropped. False for the default ranges,
     /// which may contain addresses of other machines.
     pub drops_unknown_vips: bool,
-    /// Networks from which load balancers get addresses, in addition to the pools in the directory of manifests.
+    /// Networks from which load balancers get addresses, in addition to the pools in the folder of manifests.
     pub load_balancer_pool: Vec<IpNet>,
     /// The `loadBalancerClass` of the Services that get addresses; `None` for Services without a class.
     pub load_balancer_class: Option<String>,
@@ -198,7 +198,7 @@ pub struct InterceptConfig {
 /// Where the agent reads Services from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A directory of YAML manifests.
+    /// A folder of YAML manifests.
     Manifests(PathBuf),
     /// An API server of Kubernetes.
     ApiServer(ApiServer),

@@ -31,7 +31,7 @@ impl ConfigFile {
         // A pipe can be read only once.
         let Some(path) = self.path.filter(|path| path.is_file()) else { return future::pending().await };
         let mut last = fs::read(&path).await.ok();
-        // The text of the first read is judged as well, because the file may have changed while the agent started.
+        // The loop also checks the text of the first read, because the file may have changed while the agent started.
         let mut judged = None;
         loop {
             time::sleep(period).await;

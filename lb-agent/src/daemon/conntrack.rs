@@ -29,14 +29,14 @@ use lb_datapath::{
     Conntrack, DatapathError, FilterFill, FlowWalk, GcReport, NodeSockets, Recount, Routes, grace,
 };
 
-/// Interval between two GC runs: `CALM` normally, `PRESSED` while the flow table is nearly full.
+/// Interval between two GC passes: `CALM` normally, `PRESSED` while the flow table is nearly full.
 const CALM: Duration = Duration::from_secs(5);
 const PRESSED: Duration = Duration::from_secs(1);
 
 /// Maximum number of flow table entries that one connection takes, see docs/maps.md.
 const ENTRIES: u64 = 4;
 
-/// What receives the results of each GC run.
+/// What receives the results of each GC pass.
 #[derive(Debug)]
 pub(super) struct Observers {
     pub(super) metrics: Arc<Metrics>,
@@ -59,8 +59,9 @@ pub(super) struct Udp {
     pub(super) served: Published<ServedUdp>,
 }
 
-/// Runs GC, and after each run ends the connections that `ends` selects. Runs GC early if `flow_counts` shows that the
-/// table may be nearly full. `addresses` are those of the node.
+/// Runs GC, and after each pass ends the connections that `ends` selects. Runs GC early if `flow_counts` shows that the
+/// table may be nearly full. Between passes, deletes stale UDP flows, and closes stale UDP sockets. When `addresses`
+/// (those of the node) change, deletes masqueraded connections whose source address is gone.
 pub(super) async fn run(
     conntrack: Conntrack,
     (udp, ends): (Udp, Ends),
@@ -102,7 +103,7 @@ pub(super) async fn run(
     }
 }
 
-/// The state of GC between its runs: what the last run has found, and what the next one must check.
+/// The state of GC between its passes: what the last pass has found, and what the task must check next.
 struct GarbageCollection {
     conntrack: Conntrack,
     sockets: NodeSockets,
@@ -112,7 +113,7 @@ struct GarbageCollection {
     fill: Fill,
     filter: RebuiltFilter,
     recount: Recount,
-    /// When the next GC run is due.
+    /// When the next GC pass is due.
     next_run: Instant,
     /// Whether the node may have lost addresses: set when a list of addresses arrives, including the first, because the
     /// node may have lost some while no agent ran.
@@ -147,7 +148,7 @@ impl GarbageCollection {
         }
     }
 
-    /// Makes the next GC run due if the flow table may be nearly full; returns whether it may.
+    /// Makes the next GC pass due if the flow table may be nearly full; returns whether the table may be.
     fn schedule_if_pressed(&mut self, flow_counts: FlowCounts) -> bool {
         let is_pressed = self.fill.may_be_pressed(flow_counts, self.conntrack.table().capacity());
         if is_pressed {
@@ -187,8 +188,8 @@ impl GarbageCollection {
         Stale { frontends: frontends.clone(), served: self.served.clone() }
     }
 
-    /// Runs GC, then ends the connections whose idle or drain timeout has passed. `flow_counts` are the present
-    /// counters.
+    /// Runs a GC pass, ends the connections whose idle or drain timeout is over, rebuilds the filter if that is due,
+    /// and schedules the next pass. `flow_counts` are the present counters.
     async fn run(&mut self, flow_counts: FlowCounts) -> anyhow::Result<Result<(), DatapathError>> {
         self.fill.flow_counts = flow_counts;
         let metrics = &self.observers.metrics;
@@ -216,7 +217,7 @@ impl Default for RebuiltFilter {
 
 impl RebuiltFilter {
     /// Rebuilds the filter if that is due, and reports its fill. After a failure the programs are only slower, and the
-    /// next run tries again.
+    /// next GC pass tries again.
     async fn update(&mut self, conntrack: &Conntrack, metrics: &Metrics) {
         let (conntrack, rebuilt) = (conntrack.clone(), self.0);
         let work = task::spawn_blocking(move || {
@@ -252,19 +253,20 @@ impl ErrorLog {
     }
 }
 
-/// How full the flow table was after the last GC run.
+/// What the last GC pass has found: how full the flow table was before the pass (`pressure`), and how many entries the
+/// pass has left (`entries`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 struct Fill {
     pressure: Pressure,
     entries: usize,
-    /// The counters of new and refused flows before the last GC run.
+    /// The counters of new and refused flows before the last GC pass.
     flow_counts: FlowCounts,
 }
 
 impl Fill {
-    /// Whether new flows may have nearly filled the flow table since the last GC run, or were refused: a flood can fill
-    /// the table before the next run. False if the last run already found the table nearly full, because GC then runs
-    /// often enough.
+    /// Whether new flows may have nearly filled the flow table since the last GC pass, or were refused: a flood can
+    /// fill the table before the next pass. False if the last pass already found the table nearly full, because GC then
+    /// runs often enough.
     fn may_be_pressed(&self, flow_counts: FlowCounts, capacity: u32) -> bool {
         let begun = flow_counts.begun.saturating_sub(self.flow_counts.begun).saturating_mul(ENTRIES);
         let entries = usize::try_from(begun).unwrap_or(usize::MAX).saturating_add(self.entries);

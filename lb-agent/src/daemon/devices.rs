@@ -137,8 +137,8 @@ impl Devices {
                     () = time::sleep(ROUTINE) => {}
                 }
             } else {
-                // Not `changed`: it returns immediately after a failed read, and after a failed attachment it waits for
-                // a change that may never come.
+                // Does not wait for `changed`: after a failed read `changed` returns immediately, and after a failed
+                // attachment it waits for a change that may never come.
                 time::sleep(RETRY).await;
             }
             complete = match task::block_in_place(|| self.sync()) {

@@ -133,9 +133,11 @@ pub(super) struct Node {
     kernel: Kernel,
     /// Publishes the addresses at which `healthCheckNodePort` servers listen: those that serve node ports.
     listen: watch::Sender<BTreeSet<IpAddr>>,
-    /// Publishes the node's addresses, also those that are as before if some address was removed meanwhile.
+    /// Publishes the node's addresses when they change. Publishes them without a change if an address was removed and
+    /// is back, because receivers must check for lost addresses.
     addresses: watch::Sender<NodeAddresses>,
-    /// The removals of addresses that the receivers of `addresses` know, see [`Network::removals`].
+    /// [`Network::removals`] at the last update: if the number has changed, the next update publishes `addresses` in
+    /// any case.
     removals: u64,
     state: Arc<State>,
     /// Conditions of the last update; the next update logs only conditions that are not among them.
@@ -153,7 +155,8 @@ impl Node {
         Self { options, sources, kernel, listen, addresses, removals: 0, state, logged: Vec::new() }
     }
 
-    /// Updates the settings in the kernel. Returns the facts that the writer needs.
+    /// Updates the settings and the rest of [`Kernel`], and publishes addresses, conditions and the report for
+    /// `status`. Returns the facts that the writer needs.
     pub(super) fn update(&mut self) -> Result<Facts, DatapathError> {
         let earlier = self.kernel.settings.get()?;
         let network = self.sources.network.borrow_and_update().clone();
@@ -279,8 +282,8 @@ impl Node {
     /// Handles packets to cluster IPs that no program has translated. If the settings let the agent drop packets to
     /// unassigned cluster IPs, adds the catch device, routes that send the untranslated packets to it, and unreachable
     /// routes that apply while the device is missing. If not, removes the device and all these routes. `served` is the
-    /// index of the device if its programs are attached, else `None`: without it, this adds no routes to the device.
-    /// Returns a condition for each part that fails.
+    /// index of the device if its programs are attached, else `None`. With `None`, the routes to the device stay as
+    /// they are. Returns a condition for each part that fails.
     fn catch_untranslated(&mut self, settings: &Settings, served: Option<u32>) -> Vec<String> {
         let drops = settings.flags & settings_flags::DROP_UNKNOWN_VIPS != 0;
         let ranges = if drops { networks(&settings.service_ranges) } else { Vec::new() };

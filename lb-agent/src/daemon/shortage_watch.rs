@@ -61,7 +61,7 @@ const DROPS: [(Outcome, &str, &str); 2] = [
 const EVICTED: &str = "AFFINITY is full: clients of Services with session affinity are evicted before their timeout and rebalanced. \
                        Run `lb-agent cleanup`, which cuts all connections, and restart with a larger --max-affinity-clients";
 
-/// Runs the task.
+/// Runs the task. Sends the counts of flows to `flow_counts` after each read of the packet counters.
 pub(super) async fn run(
     stats: Stats,
     mut affinity: AffinityTable,

@@ -63,8 +63,8 @@ pub struct Report {
     /// Conditions that need attention, such as invalid manifests, addresses that two Services claim, or a node that
     /// does not forward packets.
     pub problems: Vec<String>,
-    /// Those of `problems` that only give advice: they can stay, and do not mean that anything is wrong. Older agents do
-    /// not report which these are.
+    /// Those of `problems` that only give advice: these can stay, and do not mean that anything is wrong. Older agents
+    /// do not report which these are.
     #[serde(default)]
     pub advice: Vec<String>,
     /// The interfaces that have BPF programs.

@@ -192,7 +192,7 @@ impl Writer {
         self.reconciler.adopt_counters(counters);
     }
 
-    /// Runs the task. `counters` receives the slots of `ACTIVE` that flows and sockets referred to at the last GC run.
+    /// Runs the task. `counters` receives the slots of `ACTIVE` that flows and sockets referred to at the last GC pass.
     pub(super) async fn run(
         mut self,
         mut events: mpsc::Receiver<SourceEvent>,
@@ -276,7 +276,7 @@ impl Writer {
     }
 
     /// Synchronises if a plan is due and the source has sent all readable objects, except during the pause before a
-    /// retry.
+    /// retry. Then publishes the [`Completeness`] if it has grown.
     fn work(&mut self) {
         self.reconciler.set_now(self.started.elapsed());
         let held_back = self.retry.is_some_and(|retry| retry.at > Instant::now());

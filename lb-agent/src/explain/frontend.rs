@@ -59,7 +59,8 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Some(AdmittedFlow { service, masquerade: service.masquerades(internal), direct }))
     }
 
-    /// The record of the packet's destination in `SERVICES`; adds the lookup as a step.
+    /// The record of the packet's destination in `SERVICES`; adds the lookup as a step. While the agent is replacing
+    /// the record, ends the walk: the program drops the packet.
     pub(super) fn frontend(&mut self) -> WalkResult<Option<Service>> {
         let key = self.key();
         let Some(service) = self.tables.service(&key)? else {
@@ -168,9 +169,9 @@ impl<T: Tables> Walk<'_, T> {
     /// program treats the packet like one for no Service, else ends the walk with the verdict.
     pub(super) fn conclude(&mut self, admission: Admission) -> WalkResult<bool> {
         match admission {
-            // An admitted packet needs no step. For a source that is not allowed, the caller has added it already:
-            // `first_packet` for a denied source, `admit` for source ranges. `explain` never gets the last one, because
-            // it does not cover fragments.
+            // An admitted packet needs no step. For `SourceNotAllowed`, the caller has added the step: `first_packet`
+            // for a denied source, `admit` for source ranges. `UnknownFragment` never occurs, because `explain` does
+            // not cover fragments.
             Admission::Admitted | Admission::SourceNotAllowed | Admission::UnknownFragment => {}
             Admission::LeftToEarlier => self.steps.push(TraceStep::LeftToEarlier),
             Admission::NotSyn => self.steps.push(TraceStep::NotSyn),
@@ -180,7 +181,7 @@ impl<T: Tables> Walk<'_, T> {
             Admission::NoLocalBackend => self.steps.push(TraceStep::NoBackends { elsewhere: true }),
             Admission::NoBackends => self.steps.push(TraceStep::NoBackends { elsewhere: false }),
             Admission::StraySynAck => self.steps.push(TraceStep::StraySynAck),
-            // (Of a process of the node; `explain` does not cover sockets of pods.)
+            // The socket belongs to a process of the node: `explain` does not cover sockets of pods.
             Admission::LeftToPackets => {
                 self.steps.push(TraceStep::SocketWithoutHeader { refused: false });
             }

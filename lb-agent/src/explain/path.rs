@@ -82,8 +82,9 @@ impl<T: Tables> Walk<'_, T> {
         Ok(Conclusion::Begins { backends: vec![candidate] })
     }
 
-    /// The forward entry of a new flow to the backend, and which source address the backend sees. The entry has its flags
-    /// and its destination; its translated source is that of the client, even if the program would masquerade the flow.
+    /// The forward entry of a new flow to the backend, and which source address the backend sees. The entry has the
+    /// flow's flags and destination; its translated source is the client's, even if the program would masquerade the
+    /// flow.
     pub(super) fn begun(&self, request: &AdmittedFlow, backend: &Backend) -> WalkResult<(Flow, Source)> {
         let Question { tuple: from, now, .. } = self.question;
         let (client, vip) = (&from.source, from.destination);
@@ -118,8 +119,8 @@ impl<T: Tables> Walk<'_, T> {
         Ok((false, self.node_source(backend)?))
     }
 
-    /// The node's address that the backend sees, as `masquerade::source` finds it. Without settings, the range of ports
-    /// for masquerading is unknown.
+    /// The node's address that the backend sees, as `masquerade::source` finds it; [`Source::Unset`] without settings,
+    /// because the range of ports for masquerading is then unknown.
     fn node_source(&self, backend: &Backend) -> WalkResult<Source> {
         if self.settings()?.is_none() {
             return Ok(Source::Unset);
@@ -201,8 +202,9 @@ impl<T: Tables> Walk<'_, T> {
         Ok(if is_created { outcome } else { outcome.of_first_packet() })
     }
 
-    /// Whether the flow table has no room for the entries of a connection whose first flow has these flags. One that
-    /// replaces an `earlier` one needs fewer new entries; the function assumes that it fits.
+    /// Whether the flow table has no room for the entries of a connection whose first flow has these flags. A
+    /// connection that replaces an `earlier` one needs fewer new entries; the function assumes that they fit. Adds a
+    /// step if there is no room.
     fn has_no_room(&mut self, flags: u8, earlier: bool) -> WalkResult<bool> {
         let full = !earlier && self.tables.free_conntrack_entries()? < flow_flags::entries(flags);
         if full && !self.steps.contains(&TraceStep::Full) {

@@ -382,7 +382,8 @@ pub enum Conclusion {
         #[serde(serialize_with = "names::outcome")]
         outcome: Outcome,
     },
-    /// The programs translate the packet: it belongs to a flow, or node-local DNS redirects it or returns its answer.
+    /// The programs translate the packet: it belongs to a flow, is a query that node-local DNS redirects, or is an
+    /// answer of node-local DNS.
     Translated {
         /// The outcome under which the programs count the packet.
         #[serde(serialize_with = "names::outcome")]

@@ -34,7 +34,7 @@ pub trait Tables {
     fn limits(&self, service: u32) -> Result<Option<ConnectionLimits>, DatapathError>;
     /// The entry of `LIMIT_BUCKETS` for a client of a service: when the bucket will be full again.
     fn limit_bucket(&self, key: &ServiceClient) -> Result<Option<u64>, DatapathError>;
-    /// The entry of `DNS_INTERCEPT` for an endpoint.
+    /// The entry of `DNS_INTERCEPT` for an address, port and protocol.
     fn dns_intercept(&self, key: &ServiceKey) -> Result<Option<DnsIntercept>, DatapathError>;
     /// The current time in ns of `CLOCK_MONOTONIC`, the clock of `LIMIT_BUCKETS` and `DNS_INTERCEPT`.
     fn nanos(&self) -> u64;

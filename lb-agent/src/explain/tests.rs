@@ -277,7 +277,7 @@ fn first_packet_of_a_flow_that_xdp_cannot_send_counts_as_one_of_an_existing_flow
     assert_eq!(outcome_of_begun(&shelf, &question), Outcome::Routed);
     let at_tc = Question { hook: HookPoint::Ingress, ..question };
     assert_eq!(outcome_of_begun(&shelf, &at_tc), Outcome::NewRoutedFlow);
-    // A backend whose flows only tc can create: which one the program chooses decides.
+    // XDP leaves flows to an address of the node to tc, so it creates none here, and the packet begins the flow at tc.
     shelf.backends[0].flags = backend_flags::HOST;
     assert_eq!(outcome_of_begun(&shelf, &question), Outcome::NewFlow);
 }

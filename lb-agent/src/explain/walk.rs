@@ -48,7 +48,7 @@ impl<'a, T: Tables> Walk<'a, T> {
     /// The route by which packets of the flow bypass the stack under `--forwarding direct`; `None` if they take the
     /// stack. Like `forward::direct`. Not for routed flows, which bypass the stack in any case.
     pub(super) fn direct_exit(&self, flow: &Flow) -> WalkResult<Option<Route>> {
-        // A device that is not in the map has a link-layer header.
+        // Assumes that a device without an entry in `DEVICES` has a link-layer header.
         let has_link_layer = self.tables.device(self.question.device)?.is_none_or(|it| it.has_link_layer());
         if !has_link_layer || !flow.may_bypass_stack(self.tables.globals().direct) {
             return Ok(None);

@@ -51,8 +51,8 @@ pub use self::{
 
 /// Interval at which the collector reads events from the ring buffer.
 const PERIOD: Duration = Duration::from_millis(50);
-/// Maximum number of events that the collector processes at once. Under a flood, more events arrive meanwhile; GC must
-/// get the lock all the same, and the ring buffer counts events that find no room.
+/// Maximum number of events that the collector processes before it releases its lock. Under a flood there is always
+/// another event, but GC must also get the lock. The ring buffer counts the events for which it has no room.
 const AT_ONCE: usize = 1 << 16;
 /// Number of events after which the collector passes the complete lines on.
 const PASS_ON_EACH: usize = 4096;

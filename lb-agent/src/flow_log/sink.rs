@@ -162,7 +162,8 @@ impl Sink {
         };
         let Some(size) = open.size else { return Ok(()) };
         if max_size > 0 && size > 0 && size.saturating_add(length) > max_size {
-            // If another program has renamed or removed the file, the next one begins all the same.
+            // If another program has renamed or removed the file, the agent rotates nothing, and only begins a new
+            // file.
             if open.is_at(path) {
                 rotate(path, keep)?;
             }

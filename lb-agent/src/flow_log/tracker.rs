@@ -62,7 +62,7 @@ impl Line {
         self.start.unwrap_or_default() ^ digest(&self.from)
     }
 
-    /// A forward entry that has only the fields that tell how it translates packets; all other fields are zero.
+    /// A forward entry with only the fields that determine how it translates packets; all other fields are zero.
     fn translation(&self) -> Flow {
         Flow { to: self.to, flags: self.flags, ..Flow::zeroed() }
     }
@@ -153,7 +153,7 @@ struct Known {
     /// When the programs saw the packet that closed the connection; `None` if no event has reported one.
     closed: Option<u64>,
     phase: Phase,
-    /// Whether the connection gets no more lines. It stays here while its entries are in the flow table.
+    /// Whether the connection gets no more lines. The connection stays here while its entries are in the flow table.
     done: bool,
     /// Number of the last GC pass that showed the connection.
     pass: u32,

@@ -15,7 +15,7 @@ const OF_KUBE_PROXY: &str = "kube-proxy";
 /// tables of iptables-nft.
 ///
 /// # Errors
-/// Why the text is no ruleset. An empty text is the ruleset of a kernel without nftables.
+/// The text is no ruleset; the error says why. An empty text is the ruleset of a kernel without nftables.
 pub(super) fn flawed(text: &str, without_iptables: bool) -> Result<Vec<HostRule>, String> {
     if text.trim().is_empty() {
         return Ok(Vec::new());

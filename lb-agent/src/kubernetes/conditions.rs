@@ -4,7 +4,7 @@ use tracing::{info, warn};
 
 use super::watch::Failure;
 
-/// The problems of an API server. A problem is logged when it begins, not at each failed attempt.
+/// The conditions of an API server. The agent logs a condition when it begins, not at each failed attempt.
 #[derive(Debug, Default)]
 pub(super) struct ServerConditions {
     away: bool,
@@ -12,8 +12,8 @@ pub(super) struct ServerConditions {
 }
 
 impl ServerConditions {
-    /// Logs new problems of the server. Returns all current problems, including those of objects, which the caller has
-    /// logged.
+    /// Logs new conditions of the server. Returns all current conditions, including `objects`, the conditions of
+    /// objects, which this function does not log.
     pub(super) fn update<'a>(
         &mut self,
         failures: impl Iterator<Item = &'a Failure>,

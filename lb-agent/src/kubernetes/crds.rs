@@ -26,7 +26,7 @@ impl Crd {
         Self { name, version: K::VERSION, presence: watch.presence() }
     }
 
-    /// Since when the API server has the CRD.
+    /// Since when the API server is known to have the CRD; `None` if the CRD is missing, or no answer has shown it.
     const fn exists_since(&self) -> Option<Instant> {
         if let Presence::Exists(since) = self.presence { Some(since) } else { None }
     }

@@ -60,7 +60,7 @@ enum Occurrence {
     },
     /// A notice of the load balancer controller about a Service's addresses.
     Address(Notice),
-    /// So many voters on announcements have no Node any more that the others are no majority; the text names them.
+    /// Fewer voters on announcements than a majority have Nodes; the text names the voters without a Node.
     VotersLost(String),
 }
 

@@ -1,4 +1,5 @@
-//! The Kubernetes source: watches an API server for Services, EndpointSlices, ServiceCIDRs and the Node of this agent.
+//! The Kubernetes source: watches an API server for Services, EndpointSlices, ServiceCIDRs, the Node of this agent and,
+//! if the programs decapsulate tunnelled packets, all other Nodes.
 //!
 //! A watch of each kind (list, then follow) returns events; [`objects::Objects`] turns them into changes. Of each
 //! object it keeps only the name, and hashes that show whether the object has changed. While the API server is

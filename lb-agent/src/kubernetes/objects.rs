@@ -40,7 +40,7 @@ pub(super) struct Objects<K: Kind> {
     /// Strings that objects have in common, one copy of each. An object shares them as soon as it is read: if it did so
     /// only after a long list, the freed copies would leave holes in the heap.
     strings: Strings,
-    /// Problems of objects, until they are logged.
+    /// Conditions of objects, until [`Self::handle`] logs them.
     unlogged: Vec<String>,
 }
 
@@ -132,7 +132,7 @@ impl<K: Kind> Objects<K> {
         unread.filter_map(|bad| bad.service.clone()).collect()
     }
 
-    /// All current problems of objects.
+    /// All current conditions of objects.
     pub(super) fn problems(&self) -> impl Iterator<Item = &str> {
         self.rejected.values().map(|bad| bad.why.as_str())
     }

@@ -38,7 +38,7 @@ pub struct Published {
     /// The addresses of all other Nodes; the channel's value is `None` until they are listed. Without a channel, the
     /// source does not watch other Nodes.
     pub peers: Option<watch::Sender<Option<BTreeSet<IpAddr>>>>,
-    /// Current problems of objects and of the API server, as sentences for `lb-agent status`.
+    /// Current conditions of objects and of the API server, as sentences for `lb-agent status`.
     pub problems: watch::Sender<Vec<String>>,
 }
 
@@ -77,7 +77,7 @@ struct Follower {
     published: Published,
     server: ServerConditions,
     node_name: Arc<str>,
-    /// The condition that is reported while the Node of this name does not exist.
+    /// The condition that `status` shows while the API server has no Node of this name.
     no_node: String,
     /// The ranges of each ServiceCIDR object. Without such objects, `default_ranges` apply.
     ranges: BTreeMap<ObjectName, Vec<IpNet>>,

@@ -126,7 +126,7 @@ impl<K: Kind> Watch<K> {
         self.settled |= status == Some(403);
     }
 
-    /// Current problems of objects, as sentences for `lb-agent status`.
+    /// Current conditions of objects, as sentences for `lb-agent status`.
     pub(super) fn problems(&self) -> impl Iterator<Item = &str> {
         self.objects.problems()
     }

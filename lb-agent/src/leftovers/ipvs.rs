@@ -19,8 +19,8 @@ use super::{Findings, Invocation, Leftover, ToolError};
 const DEVICE: &str = "kube-ipvs0";
 /// The range of node ports that an API server uses by default.
 const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
-/// Path that exists if the kernel module of ipset is loaded. It is checked first, because to run `ipset` would load the
-/// module, and a search must not change anything.
+/// Path that exists if the kernel module of ipset is loaded. The search checks this path first: `ipset` would load the
+/// module, and a search must change nothing.
 const SETS_MODULE: &str = "/sys/module/ip_set";
 /// Names of the sets that kube-proxy creates, without the prefix `KUBE-` or, for IPv6, `KUBE-6-`.
 const SETS: [&str; 17] = [

@@ -230,7 +230,8 @@ impl Addresses {
     }
 
     /// Tries again to allocate addresses to the rejected Services that hold some. All of them first release theirs, so
-    /// that Services can exchange addresses.
+    /// that Services can exchange addresses. Leaves out the Services that the allocator still rejects, and repeats this
+    /// until all others fit or fewer than two are left.
     fn assign_swapped(&mut self, services: &mut [api::Service], errors: &mut BTreeMap<usize, ConvertError>) {
         let holds_addresses = |index: &usize| {
             let name = convert::object_name("Service", &services[*index].metadata);

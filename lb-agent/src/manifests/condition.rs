@@ -7,8 +7,8 @@ use lb_core::rules;
 /// How severe a [`Condition`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// The manifest has no effect, or perhaps not the intended one. An error in an object that defines neither a
-    /// Service nor endpoints is also a warning.
+    /// The manifest has no effect, or perhaps not the intended one. Errors in an object that defines neither a Service
+    /// nor endpoints also have this severity.
     Warning,
     /// The manifest, or a part of it, is rejected; the last good state, if there is one, stays in force.
     Error,

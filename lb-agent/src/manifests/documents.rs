@@ -1,7 +1,7 @@
 //! The documents of a YAML stream, found in the text without parsing it.
 //!
 //! This is possible because a line that begins with the marker `---` or `...` ends a document wherever it occurs (YAML
-//! 1.2.2 §9.1.4). So a syntax error affects only its own document, and an unchanged document needs no parsing.
+//! 1.2.2 §9.1.2). So a syntax error affects only its own document, and an unchanged document needs no parsing.
 
 use memchr::{memchr_iter, memmem};
 

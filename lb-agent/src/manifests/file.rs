@@ -79,7 +79,7 @@ impl<'a> Text<'a> {
     }
 
     /// Number of documents at the start that equal those at the start of `old`; and, of the rest, number of documents
-    /// at the end that equal those at its end.
+    /// at the end that equal those at the end of `old`.
     fn common_ends(&self, old: &[Document]) -> (usize, usize) {
         let same = |(old, new): &(&Document, &(u128, DocumentText<'_>))| old.digest == new.0;
         let start = old.iter().zip(&self.documents).take_while(same).count();

@@ -302,9 +302,9 @@ enum Recognised {
     Mistaken(Kind),
 }
 
-/// Recognises the kind of an object. A supported kind is an error if its capitals are wrong, or if `apiVersion` has the
-/// wrong version, or a group that belongs to another supported kind. Under any other group it is ignored, such as
-/// Knative's Service.
+/// Recognises the kind of an object. If `apiVersion` has no group, or the group of some supported kind (or `core`), a
+/// supported kind is an error unless its capitals, group and version are right. Under any other group the source
+/// ignores the object, such as Knative's Service.
 fn recognise(api_version: &str, kind: &str) -> Recognised {
     let Some(known) = Kind::ALL.into_iter().find(|known| known.as_str().eq_ignore_ascii_case(kind)) else {
         return Recognised::Ignored;

@@ -69,7 +69,7 @@ impl Metrics {
         self.dns.clone()
     }
 
-    /// Counts a request for the agent's health, and its result.
+    /// Counts a request for `/healthz` or `/healthz/ping` at `--metrics-bind-address`, and its result.
     pub(crate) fn record_health_check(&self, success: bool) {
         self.slis.record(success);
     }

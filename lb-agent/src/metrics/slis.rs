@@ -37,7 +37,7 @@ impl Slis {
         slis
     }
 
-    /// Counts a result of the health check `ping`, which `/healthz` serves.
+    /// Records a result of the health check `ping`, which `/healthz` at `--metrics-bind-address` serves.
     pub(super) fn record(&self, success: bool) {
         let (name, r#type) = ("ping", "healthz");
         let status = if success { "success" } else { "error" };

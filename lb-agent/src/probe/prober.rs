@@ -62,8 +62,8 @@ pub(crate) struct Prober {
     /// When the file of unhealthy targets was last written.
     written: Option<Instant>,
     started: Instant,
-    /// When the task forgets the unhealthy targets of an earlier agent that no Service uses. `None` if there are none, and
-    /// before the first targets, which come once the sources are complete.
+    /// When the task removes the unhealthy targets of an earlier agent that no Service uses. `None` if there are none,
+    /// and before the first targets, which come once the sources are complete.
     forget_at: Option<Instant>,
     running: JoinSet<(Target, Result<(), Failure>)>,
     /// Backends that leave SYNs of clients unanswered; `None` without `--syn-retries`, because the programs record such
@@ -174,8 +174,8 @@ impl Prober {
         self.changed();
     }
 
-    /// Forgets the unhealthy targets of an earlier agent that no Service uses, and tells the writer that they are not
-    /// unhealthy any more: later endpoints may get their addresses.
+    /// Removes the unhealthy targets of an earlier agent that no Service uses. Withdraws their verdicts at the writer,
+    /// because new endpoints may get their addresses.
     fn forget_unused(&mut self) {
         self.forget_at = None;
         let unused = self.observers.board.lock().forget_unused();

@@ -15,9 +15,9 @@ pub mod flow_flags {
     /// Hairpin: client and backend are the same pod, and translated packets go back through the device they came from.
     /// Together with [`AT_EGRESS`], this bit marks a [caught](CAUGHT) flow instead.
     pub const HAIRPIN: u8 = 4;
-    /// The second translation of a masqueraded connection: the client's address becomes the node's where packets leave
-    /// towards the backend, and back where the backend's replies enter. The first one (VIP to backend) is a flow of its
-    /// own.
+    /// The second translation of a masqueraded connection: the programs replace the client's address by the node's
+    /// where packets leave towards the backend, and restore it where the backend's replies enter. The first translation
+    /// (VIP to backend) is a flow of its own.
     pub const SECOND_OF_MASQUERADED: u8 = 8;
     /// Client and backend are both beyond wire devices. Packets of both directions are translated where they enter (VIP
     /// and masquerading in one step), and then bypass the stack. Tunnelled flows also have this bit: see [`TUNNEL`].
@@ -38,13 +38,13 @@ pub mod flow_flags {
     pub const MASQUERADED: u8 = 128;
 
     /// A caught flow: its client's device has no programs, so the stack routes its packets into the [catch
-    /// device](crate::device_flags::CATCH), at whose egress both directions are translated (the first packet at its
-    /// ingress). Translated packets have the VIP as source, so that the stack also routes replies into the catch
-    /// device.
+    /// device](crate::device_flags::CATCH), at whose egress both directions are translated (the first packet of a flow
+    /// that begins there, at its ingress). Translated packets have the VIP as source, so that the stack also routes
+    /// replies into the catch device.
     pub const CAUGHT: u8 = HAIRPIN | AT_EGRESS;
 
-    /// The flags of the reverse entry: one hook translates a flow in one direction, the other hook in the other
-    /// direction, except for hairpin, caught and routed flows.
+    /// The flags of the reverse entry. One hook (ingress or egress) translates both directions of a hairpin, caught or
+    /// routed flow. For any other flow, one hook translates one direction, and the other hook the other direction.
     pub const fn reverse(flags: u8) -> u8 {
         flags ^ if flags & (HAIRPIN | ROUTED) != 0 { REPLY } else { REPLY | AT_EGRESS }
     }
@@ -192,8 +192,8 @@ impl Flow {
         self.flags & flow_flags::REPLY != 0
     }
 
-    /// Whether this is an entry of a client's flow to a Service, with the client's own address: not of the second flow of
-    /// a masqueraded connection, which has the same packets, and not of a connection of the node itself.
+    /// Whether this is an entry of a client's flow to a Service, with the client's own address. False for the second
+    /// flow of a masqueraded connection, which has the same packets, and for a connection of the node itself.
     #[inline(always)]
     pub const fn is_of_client(&self) -> bool {
         !self.is_second() && !flow_flags::is_of_node(self.flags)
@@ -229,8 +229,9 @@ impl Flow {
         self.flags & flow_flags::TUNNEL != 0
     }
 
-    /// The tuple whose source address a route lookup uses. As in the stack, it is `tuple`, which the packet has before
-    /// its translation; for a tunnelled flow, it is the tuple of the outer packet, which this node sends.
+    /// The tuple whose source address and source port a route lookup uses. As in the stack, that is `tuple`, the
+    /// packet's tuple before its translation. For a tunnelled flow, it is the tuple of the outer packet, which this
+    /// node sends.
     #[inline(always)]
     pub const fn routed_from<'a>(&'a self, tuple: &'a Tuple) -> &'a Tuple {
         if self.is_tunnelled() { &self.to } else { tuple }
@@ -260,9 +261,9 @@ impl Flow {
 
     /// Counts a packet of `bytes` bytes, network header included.
     ///
-    /// In place, without a lock: packets of one direction mostly arrive on one CPU at a time. If two CPUs count at
-    /// once, one of the packets may be missed. A packet that a device will cut into segments counts as one, as in
-    /// nf_conntrack.
+    /// The counters change in place, without a lock, because packets of one direction mostly arrive on one CPU at a
+    /// time. If two CPUs count at once, the entry may miss one of the packets. A packet that a device will cut into
+    /// segments counts as one, as in nf_conntrack.
     #[inline(always)]
     pub const fn count_packet(&mut self, bytes: u32) {
         self.packets = self.packets.wrapping_add(1);

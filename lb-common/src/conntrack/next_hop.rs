@@ -44,7 +44,7 @@ pub mod next_hop_flags {
     pub const KNOWN: u16 = 1;
     /// The device transmits frames that XDP programs on other devices redirect to it.
     pub const XDP_REDIRECT_TARGET: u16 = 2;
-    /// The device is one end of a veth pair, and packets go straight to the other end (`bpf_redirect_peer`).
+    /// The device is one end of a veth or netkit pair, and packets go straight to the other end (`bpf_redirect_peer`).
     pub const REDIRECT_PEER: u16 = 4;
     /// No tc program has sent a packet to this next hop since the route lookup.
     pub const FRESH: u16 = 8;

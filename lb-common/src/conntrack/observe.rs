@@ -120,8 +120,8 @@ impl Flow {
 
     /// Whether this direction has acknowledged only data that the entry `reverse` has recorded as sent, and at most
     /// [`Self::UNSEEN`] bytes more; always true for SCTP. A sender with a forged address never receives the replies and
-    /// can only guess the sequence number of the backend; without this check its SYN and ACK would hold an entry for a
-    /// day. (If it guesses too low a number, the backend answers with a RST, which ends the flow.)
+    /// can only guess the sequence number of the backend; without this check the sender's SYN and ACK would hold an
+    /// entry for a day. (If it guesses too low a number, the backend answers with a RST, which ends the flow.)
     #[inline(always)]
     pub(super) const fn acknowledges_only_sent(&self, reverse: &Self) -> bool {
         self.to.protocol != protocol::TCP

@@ -82,7 +82,7 @@ impl Segment {
         self.flags & (tcp_flags::SYN | tcp_flags::RST) != 0
     }
 
-    /// Whether a flow neither begins nor ends with the segment: ACK without SYN, FIN or RST. (Such a combination is
+    /// Whether the segment is from the middle of a flow: it has ACK, but not SYN, FIN or RST. (Such a combination is
     /// always [valid](Self::is_valid).)
     #[inline(always)]
     pub const fn continues(&self) -> bool {

@@ -54,8 +54,8 @@ impl Tuple {
     /// The node's address and port that the backend sees in place of the client's; `None` if the flow does not
     /// masquerade the client's packets. The flow has the flags `flags`, and translates this tuple to `to`.
     ///
-    /// A hairpin flow whose translated packets have the VIP as their source does not masquerade. A tunnelled one does
-    /// not, either: the packets in the tunnel keep the client's address.
+    /// A hairpin flow whose translated packets have the VIP as their source does not masquerade. A tunnelled flow does
+    /// not masquerade either: the packets in the tunnel keep the client's address.
     pub fn masqueraded_as(&self, to: &Self, flags: u8) -> Option<SocketAddr> {
         let is_from_vip = flags & flow_flags::HAIRPIN != 0 && to.source == self.destination;
         let masquerades = to.source != self.source && !is_from_vip && flags & flow_flags::TUNNEL == 0;

@@ -78,8 +78,7 @@ impl Control {
         Self::new(self.generation(), self.tag() & !STATE | state)
     }
 
-    /// The next generation of the slot. It is never 0, so that a used slot never looks like one that has never been
-    /// used.
+    /// The next generation of the slot; never 0, because a control word of 0 marks a slot that has never been used.
     #[inline(always)]
     const fn next_generation(self) -> u32 {
         match self.generation().wrapping_add(1) {

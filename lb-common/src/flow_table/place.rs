@@ -58,7 +58,8 @@ pub struct Places {
     fingerprint: u32,
 }
 
-/// The second position is made of the bits of the hash from this one upwards, the first position of those from bit 0.
+/// The lowest bit of the hash that determines the second position. The first position comes from the bits from bit 0
+/// on.
 const SECOND_POSITION_SHIFT: u32 = 22;
 
 impl Places {

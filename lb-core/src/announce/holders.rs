@@ -1,4 +1,5 @@
-//! The Services that have load balancers' addresses, and the state that determines which nodes may announce these.
+//! The Services that have load balancers' addresses, and the state that determines which nodes may announce these
+//! addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,6 @@
 //! The values of unset fields: the defaults of the API server (for Services, `pkg/apis/core/v1/defaults.go`). An object
-//! from a manifest has not passed an API server, so it lacks them. An empty string counts as unset.
+//! from a manifest has not passed an API server, so its unset fields lack these defaults. An empty string counts as
+//! unset.
 
 use super::{EndpointPort, IntOrString, ObjectMeta, ServicePort, ServiceSpec};
 

@@ -1,6 +1,7 @@
-//! Reads the annotations of a Service. They set how its backends are chosen, checked and reached. The agent reports
-//! annotations for load balancers of clouds if they have no effect. This module treats an invalid annotation as unset,
-//! and a [`Condition`](crate::plan::Condition) reports it; the other annotations apply.
+//! Reads the annotations of a Service. They set how its backends are chosen, checked and reached, and how its
+//! connections are limited, ended and logged. The agent reports annotations for load balancers of clouds if they have
+//! no effect. This module treats an invalid annotation as unset, and a [`Condition`](crate::plan::Condition) reports
+//! it; the other annotations apply.
 
 use std::{
     collections::BTreeMap, fmt::Display, ops::RangeInclusive, str::FromStr, sync::Arc, time::Duration,

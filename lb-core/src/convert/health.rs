@@ -43,8 +43,8 @@ const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duratio
 const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(600);
 const THRESHOLDS: RangeInclusive<u8> = 1..=100;
 
-/// Whether an annotation that defines the check is invalid: that of the check itself, or one that a check uses. (Without a
-/// check, an annotation for its timing has no effect.)
+/// Whether an annotation that defines the check is invalid: [`HEALTH_CHECK`], or, if there is a check, one for its
+/// timing or one of AWS. (Without a check, an annotation for its timing has no effect.)
 pub(crate) fn has_invalid_check(settings: &ServiceSettings) -> bool {
     let is_used = |name: &str| TIMINGS.contains(&name) || AWS.contains(&name);
     let mut errors = settings.annotation_errors.iter().map(|error| error.annotation);

@@ -337,7 +337,7 @@ fn pod(target: &api::ObjectReference) -> Option<Arc<str>> {
     if target.kind.as_deref() == Some("Pod") { text_of(target.name.as_ref()) } else { None }
 }
 
-/// The text; `None` if it is empty, or has control characters, which would reach the terminals of people who look.
+/// The text; `None` if it is empty, or has control characters, which commands would print to a user's terminal.
 fn text_of(text: Option<&String>) -> Option<Arc<str>> {
     text.filter(|text| !text.is_empty() && !text.contains(char::is_control)).map(|text| text.as_str().into())
 }

@@ -14,7 +14,8 @@ pub(super) type Member<'a> = (EndpointKey, &'a Endpoint);
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(super) struct Categories<'a> {
     /// The endpoints for clients under the traffic policy `Cluster`: the ready ones that [`Topology`] selects, or if no
-    /// endpoint is ready, those that still serve while they terminate; of these, the ones that [`healthy`] leaves.
+    /// endpoint is ready, those that still serve while they terminate; of these, the ones that [`healthy`] leaves. If
+    /// all of these are unhealthy, healthy ready endpoints that [`Topology`] does not select take over.
     pub(super) cluster: Vec<Member<'a>>,
     /// The endpoints for clients under the traffic policy `Local`: the ready ones on this node, or if none is ready,
     /// those on this node that still serve while they terminate; of these, the ones that [`healthy`] leaves.

@@ -164,8 +164,9 @@ fn internal(traffic: TrafficPolicy, slices: &Slices, node: &Node, family: Family
 }
 
 /// The route of all other addresses. Under `Cluster` the endpoint may be on another node, so every client is
-/// masqueraded unless the endpoint answers it directly. Under `Local` no client is masqueraded, and internal clients
-/// get all endpoints, as if a load balancer had sent them to the right node.
+/// masqueraded. With [`service_flags::DSR`], the programs do not masquerade an external client if a tunnel leads to the
+/// endpoint or if the endpoint is on this node. Under `Local` no client is masqueraded, and internal clients get all
+/// endpoints, as if a load balancer had sent them to the right node.
 fn external(traffic: TrafficPolicy, slices: &Slices) -> Route {
     match traffic {
         TrafficPolicy::Cluster if slices.direct.is_some() => Route {

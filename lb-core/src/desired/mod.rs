@@ -235,9 +235,10 @@ impl Backends<'_> {
         backend
     }
 
-    /// The backends of `cluster`, and the other endpoints on this node with weight 0: those whose hints name other
-    /// nodes or zones, those that terminate, and those that this node finds unhealthy. They are included because
-    /// packets that other nodes send through a tunnel must find their backend.
+    /// The backends of `cluster`, and the other endpoints of `Categories::here` with weight 0: those whose hints name
+    /// other nodes or zones, those that this node finds unhealthy, and, if no endpoint on this node is ready, those
+    /// that still serve while they terminate. They are included because packets that other nodes send through a tunnel
+    /// must find their backend.
     fn with_hidden(&self, endpoints: &Categories<'_>) -> Vec<Backend> {
         let mut backends = self.of(&endpoints.cluster);
         let in_cluster = |key| endpoints.cluster.binary_search_by_key(key, |(key, _)| *key).is_ok();

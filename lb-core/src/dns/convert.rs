@@ -36,7 +36,7 @@ pub fn service(service: &api::Service, cluster_ips: Option<&[IpAddr]>) -> Result
     Ok(NameChange::Service(name, named))
 }
 
-/// What the Service's name resolves to; `None` for an `externalName` that is no DNS name, such as an address.
+/// What the Service's name resolves to; `None` for an `externalName` that is empty or an IP address.
 fn target(spec: &api::ServiceSpec, cluster_ips: Option<&[IpAddr]>) -> Option<Target> {
     if spec.is_external_name() {
         let name = spec.external_name();

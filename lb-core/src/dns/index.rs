@@ -92,8 +92,8 @@ impl Entry {
     }
 }
 
-/// The records at a name, of all types. A name exists or does not exist whatever type the question asks for: the type only
-/// selects among these records.
+/// The records at a name, of all types. Whether a name exists does not depend on the type in the question: the type
+/// only selects among these records.
 pub(super) enum Node<'a> {
     /// There are names below this one, but no records.
     Empty,

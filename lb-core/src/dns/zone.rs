@@ -75,7 +75,7 @@ impl Zone {
         &self.name
     }
 
-    /// Seconds for which clients may cache records and negative answers.
+    /// Seconds for which clients may cache records. For negative answers, [`Self::soa_ttl`] applies.
     pub const fn ttl(&self) -> u32 {
         self.ttl
     }

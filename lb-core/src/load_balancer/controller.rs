@@ -209,8 +209,8 @@ impl Controller {
         !self.pools.is_empty()
     }
 
-    /// Computes the writes and Events that are due. Must be called only when all pools, namespaces and Services are
-    /// known.
+    /// Computes the writes and Events that are due. Must be called only when all pools and Services are known, and all
+    /// namespaces that the agent may list.
     pub fn pass(&mut self) -> Pass {
         self.use_pools();
         let mut due = std::mem::take(&mut self.changed);
@@ -247,9 +247,9 @@ impl Controller {
         }
     }
 
-    /// Records that a write was not sent, has failed or has had no answer, so that the next pass writes the same addresses again.
-    /// Because the write may nevertheless have succeeded, the controller reserves the addresses for the Service as long
-    /// as the status of the Service is empty or the same as before the write.
+    /// Records that a write was not sent, has failed or has had no answer, so that the next pass writes the same
+    /// addresses again. Because the write may nevertheless have succeeded, the controller reserves the addresses for
+    /// the Service as long as the status of the Service is empty or the same as before the write.
     pub fn failed(&mut self, service: &ObjectName) {
         if let Some(known) = self.services.get_mut(service) {
             known.replaced = Some(known.seen.has.clone());

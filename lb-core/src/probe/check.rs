@@ -20,8 +20,9 @@ pub struct Check {
 }
 
 impl Check {
-    /// The check of endpoints that expect a PROXY protocol header (`is_sent`), or none. A check with its own port sends
-    /// none: the agent assumes that the endpoint expects no header at that port.
+    /// The same check for endpoints that expect a PROXY protocol header, or that expect none if `is_sent` is false. A
+    /// check with its own port never sends a header: the agent assumes that the endpoint expects no header at that
+    /// port.
     #[must_use]
     pub fn with_proxy_header(self: Arc<Self>, is_sent: bool) -> Arc<Self> {
         let proxy_header = is_sent && self.port.is_none();

@@ -22,8 +22,8 @@ const FIRST_JITTER: u64 = 50;
 /// A target flaps if it becomes unhealthy more than [`MOST_FALLS`] times within this time.
 const FLAP_WINDOW: Duration = Duration::from_mins(10);
 const MOST_FALLS: usize = 3;
-/// How long a target that begins to flap is held unhealthy. Each time it becomes unhealthy again, the time
-/// doubles, up to [`LONGEST_HOLD`].
+/// How long a target that begins to flap is held unhealthy. The time doubles for each further change to unhealthy
+/// within [`FLAP_WINDOW`], up to [`LONGEST_HOLD`].
 const HOLD: Duration = Duration::from_mins(1);
 const LONGEST_HOLD: Duration = Duration::from_mins(10);
 
@@ -35,7 +35,8 @@ pub enum EndpointHealth {
     Unknown,
     /// The endpoint gets new flows.
     Healthy,
-    /// The endpoint gets no new flows.
+    /// The endpoint gets no new flows, unless all endpoints that a frontend may choose are unhealthy and the Service is
+    /// not `fail-closed`.
     Unhealthy,
 }
 
@@ -160,8 +161,8 @@ impl Monitor {
         !self.remembered.is_empty()
     }
 
-    /// Forgets the targets of an earlier agent that no Service uses, and returns them: an endpoint that gets such an
-    /// address later is another one.
+    /// Removes the state of those targets of an earlier agent that no Service uses, and returns these targets: an
+    /// endpoint that gets such an address later is another one.
     pub fn forget_unused(&mut self) -> Vec<Target> {
         let unused = std::mem::take(&mut self.remembered).into_keys();
         let gone = unused.chain(std::mem::take(&mut self.taken_over));
@@ -405,11 +406,11 @@ mod tests {
         assert_eq!(bed.monitor.forget_unused(), [target(2, 10)]);
         assert_eq!(bed.monitor.unhealthy().into_keys().collect::<Vec<_>>(), [target(1, 10)]);
         assert_eq!(bed.monitor.set(&target(2, 10), users(), S), Some(false), "a new endpoint");
-        // A check with another interval takes the state over; the earlier target is forgotten all the same.
+        // A check with another interval takes the state over; `forget_unused` returns the earlier target all the same.
         let mut monitor = Monitor::new(7, remembered);
         assert_eq!(monitor.set(&target(1, 20), users(), S), Some(true));
         assert_eq!(monitor.forget_unused(), [target(2, 10), target(1, 10)]);
-        // Both checks are in use: the verdict on neither is forgotten.
+        // Both checks are in use, so `forget_unused` returns neither target.
         let mut monitor = Monitor::new(7, BTreeMap::from([(target(1, 10), memory())]));
         assert_eq!(monitor.set(&target(1, 5), users(), S), Some(true));
         assert_eq!(monitor.set(&target(1, 10), users(), S), Some(true));

@@ -18,8 +18,8 @@ const NODE: &str = "node-1";
 struct Case {
     name: &'static str,
     zone: Option<&'static str>,
-    /// Words about the service port: `iTP` (its internal traffic policy is `Local`), `eTP` (its external one is), `NP` (it
-    /// has a node port).
+    /// Words about the service port: `iTP` (its internal traffic policy is `Local`), `eTP` (its external one is), `NP`
+    /// (it has a node port).
     service: &'static str,
     /// The endpoints, each as `address state…`; states are `ready`, `serving`, `terminating`, `here`, `zones=a,b`,
     /// `nodes=a,b`.

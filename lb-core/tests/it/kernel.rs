@@ -615,8 +615,8 @@ impl Node {
         }
     }
 
-    /// The source ranges that the frontends need, computed from the Services. Those of a Service that waits for room are
-    /// the ones that the map has.
+    /// The source ranges that the frontends need, computed from the Services. Those of a Service that waits for room
+    /// are the ones that the map has.
     fn needed_source_ranges(&self) -> BTreeSet<SourceRangeKey> {
         let maps = &self.kernel.maps;
         let mut needed = BTreeSet::new();

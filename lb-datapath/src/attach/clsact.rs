@@ -270,9 +270,9 @@ fn none_if_gone<T: Default>(error: io::Error) -> io::Result<T> {
     if is_gone(&error) { Ok(T::default()) } else { Err(error) }
 }
 
-/// Removes the clsact qdisc of a device, if an agent has created it and it has no filters. Does nothing while it has
-/// filters of this map layout; after the last one, forgets that an agent has created the qdisc, even if filters of
-/// other software are left.
+/// Removes the clsact qdisc of a device, if an agent has created the qdisc and it has no filters. Does nothing while
+/// the qdisc has filters of this map layout. After the last of these, removes the mark that an agent has created the
+/// qdisc, even if filters of other software are left.
 pub(crate) fn release_qdisc(
     netlink: &mut Netlink,
     folder: &Folder,
@@ -307,7 +307,7 @@ pub(crate) fn release_qdisc(
         }
     }
     match fs::remove_dir(&mark) {
-        // `lb-agent cleanup` may have removed it.
+        // `lb-agent cleanup` may have removed the mark.
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(DatapathError::file("remove", &mark, error))
         }

@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-/// Who runs the XDP program for a device: its driver or the network stack.
+/// Whether the driver of a device or the network stack runs the XDP program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum XdpMode {
     /// The device driver runs the program, before the kernel allocates an skb.

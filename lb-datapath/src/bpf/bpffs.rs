@@ -296,8 +296,8 @@ fn holder(folder: &OwnedFd) -> String {
 }
 
 /// The process with an exclusive `flock` on the file with this inode number, from lines such as `3: FLOCK  ADVISORY
-/// WRITE 1234 00:1f:17 0 EOF`. The device is not compared, because the kernel does not show the same number everywhere
-/// for a file system without a disk.
+/// WRITE 1234 00:1f:17 0 EOF`. The function does not compare the device, because the kernel does not show the same
+/// number everywhere for a file system without a disk.
 fn holder_pid(locks: &str, inode: u64) -> Option<u32> {
     locks.lines().find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();

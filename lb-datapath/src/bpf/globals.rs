@@ -1,5 +1,6 @@
 //! Reads the constants that the loader wrote into the programs: their section `.rodata`, a frozen array in the kernel.
-//! The agent pins it, so that commands can read it without `CAP_SYS_ADMIN`, which finding a map by its id takes.
+//! The agent pins this array, so that commands can read it without `CAP_SYS_ADMIN`, which they would need to find a map
+//! by its id.
 
 use std::{io, os::fd::AsFd as _};
 

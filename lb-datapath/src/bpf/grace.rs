@@ -3,7 +3,8 @@
 use crate::{bpf::sys, error::DatapathError};
 
 /// Returns after a grace period: every BPF program that was running at the call has finished, so the caller may reuse
-/// slots of `BACKENDS` that it released before the call. Blocks for about 10 ms; from async code use `spawn_blocking`.
+/// what it made unreachable for programs before the call, such as slots of `BACKENDS` and `TABLES`. Blocks for about
+/// 10 ms; from async code use `spawn_blocking`.
 ///
 /// The kernel guarantees this after an update of a map of maps. `membarrier(MEMBARRIER_CMD_GLOBAL)` also waits,
 /// but does nothing on a machine with one CPU and fails on those with `nohz_full` CPUs.

@@ -157,7 +157,7 @@ pub struct RouteUpdate {
     pub refused: Vec<(Range, String)>,
 }
 
-/// The announced routes, each with its table; only those of `table` unless that is `None`.
+/// The announced routes of `table`, or of all tables if it is `None`; each route comes with its table.
 fn list(netlink: &mut Netlink, table: Option<u32>) -> io::Result<Vec<(u32, Range)>> {
     let mut found = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {

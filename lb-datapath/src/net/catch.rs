@@ -61,7 +61,7 @@ impl CatchDevice {
     ///
     /// `served` is the interface index of the catch device to which programs are attached; `None` if there is none. If
     /// the present catch device has another index, this call adds and removes no routes: a device without programs
-    /// drops every packet, and would go on to do so if the agent died.
+    /// drops every packet, and would still drop all packets if the agent died.
     ///
     /// # Errors
     /// The kernel refuses the device or a route, or a device of another type has the name [`CATCH_DEVICE`]. The next
@@ -150,7 +150,7 @@ fn wanted_link() -> LinkMessage {
 }
 
 /// The route to the catch device for a network. The network's unreachable route has a higher metric, so the kernel uses
-/// that one only if the catch device is gone.
+/// the unreachable route only if the catch device is gone.
 fn route(range: Range, device: u32) -> RouteMessage {
     let mut route = our_routes::route(range, RouteType::Unicast, METRIC - 1);
     let next_hop = match range.0 {

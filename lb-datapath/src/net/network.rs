@@ -179,8 +179,8 @@ impl Link {
     }
 }
 
-/// Whether this thread's network namespace has an IPv4 address that BIRD takes as router id: one of a device that is up,
-/// neither secondary nor of loopback or link-local.
+/// Whether this thread's network namespace has an IPv4 address that BIRD takes as router id: an address of a device
+/// that is up, with global scope, and neither secondary, loopback nor link-local.
 ///
 /// # Errors
 /// The devices or the addresses cannot be listed.
@@ -229,7 +229,7 @@ pub(crate) fn links(netlink: &mut Netlink) -> io::Result<Vec<Link>> {
 }
 
 /// Index of the interface that a VLAN device is stacked on. `None` if the device is no VLAN device, or if the interface
-/// is in another network namespace: in this one, its index means another device.
+/// is in another network namespace: in this namespace, the index means another device.
 fn below_vlan(message: &LinkMessage) -> Option<u32> {
     let is_vlan = |info: &LinkInfo| matches!(info, LinkInfo::Kind(InfoKind::Vlan));
     let (mut vlan, mut elsewhere, mut below) = (false, false, None);

@@ -33,7 +33,8 @@ const MARKS: usize = offset_of!(filter::Filter, words) / 8;
 /// than half a nanosecond per packet without a flow, while a rebuild walks over all flows.
 const MOST_FALSE_POSITIVES: f64 = 1.0 / 256.0;
 
-/// How often [`pass_all`] clears the filter, at most: under a flood of new flows it may never find it empty.
+/// Maximum number of times that [`pass_all`] clears the filter: under a flood of new flows, the function may never find
+/// the filter empty.
 const MOST_PASSES: u32 = 5;
 
 /// The filter of this node. An agent has only one instance, because it contains the lock that keeps insertions and
@@ -107,8 +108,9 @@ impl FilterMemory {
     }
 
     /// Makes the programs pass all plain packets from now on, at all hooks at once, as if there were no Services: no
-    /// endpoint is marked, and no range has cluster IPs. (On devices whose frames are no Ethernet, and for fragments and
-    /// ICMP errors, the programs go on.) No agent may run meanwhile, as it would add marks.
+    /// endpoint is marked, and no range has cluster IPs. (On devices without an Ethernet header, and for packets that
+    /// are not plain, such as fragments, SCTP and ICMP errors, the programs work as before.) No agent may run
+    /// meanwhile, as it would add marks.
     pub fn pass_all(&self) {
         let other = 1 - copy_of(self.active());
         self.zero(other);
@@ -249,8 +251,8 @@ impl Filter {
     }
 }
 
-/// Makes the programs of the data plane in this folder (`DIR/lb/vN`) pass all packets: [`FilterMemory::pass_all`]. Does
-/// nothing if the folder has no filter of this layout.
+/// Makes the programs of the data plane in this folder (`DIR/lb/vN`) pass all plain packets:
+/// [`FilterMemory::pass_all`]. Does nothing if the folder has no filter of this layout.
 pub(crate) fn pass_all(version: &Path) -> Result<(), DatapathError> {
     let (spec, path) = (&layout::FILTER, version.join("FILTER"));
     let Some(map) = RawMap::open(spec.name, &path)?.filter(|map| spec.check(&path, &map.shape).is_ok())

@@ -67,8 +67,8 @@ const FLOW_MAPS: [&MapSpec; 3] = [&layout::FLOWS, &layout::FLOW_TABLE, &layout::
 /// each socket the key of its counter in `SOCKET_COUNTS`.
 const SOCKET_MAPS: [&MapSpec; 2] = [&layout::SOCKET_COUNTS, &layout::COUNTED_SOCKETS];
 
-/// Other maps that programs write. Those that cannot be shared are copied, except `FRAGMENTS`, `SOCKETS`,
-/// `UNANSWERED` and `LIMIT_BUCKETS`, which begin empty.
+/// Other maps in which programs keep state of flows, clients and sockets. The agent copies those that cannot be shared,
+/// except `FRAGMENTS`, `SOCKETS`, `UNANSWERED` and `LIMIT_BUCKETS`, which begin empty.
 const STATE: [&MapSpec; 9] = [
     &layout::ACTIVE_FLOWS,
     &layout::AFFINITY,

@@ -1,4 +1,4 @@
-//! The map `STATS`: packet counters by outcome.
+//! The map `STATS`: counters of packets and system calls by outcome.
 
 use aya::maps::{MapData, PerCpuArray};
 use lb_common::Outcome;
@@ -27,7 +27,7 @@ impl Stats {
         Ok(Self { counters: PerCpuArray::try_from(map).map_err(failed)? })
     }
 
-    /// Number of packets with each [`Outcome`] since the map was created, summed over all CPUs.
+    /// Number of packets and system calls with each [`Outcome`] since the map was created, summed over all CPUs.
     pub fn read(&self) -> Result<[u64; Outcome::COUNT], DatapathError> {
         let mut sums = [0; Outcome::COUNT];
         for (outcome, sum) in Outcome::ALL.into_iter().zip(&mut sums) {
@@ -36,7 +36,7 @@ impl Stats {
         Ok(sums)
     }
 
-    /// Number of packets with this [`Outcome`], as in [`read`](Self::read).
+    /// Number of packets and system calls with this [`Outcome`], as in [`read`](Self::read).
     pub fn read_one(&self, outcome: Outcome) -> Result<u64, DatapathError> {
         let values = self.counters.get(&(outcome as u32), 0).map_err(|error| DatapathError::Map {
             action: "read from",

@@ -41,7 +41,7 @@ pub(super) enum FastPath {
     /// The fast path has parsed and stored the packet; no flow has its tuple.
     NoFlow,
     /// The fast path has parsed and stored the packet. A flow has the packet's tuple, but the slow path has to decide:
-    /// the packet may begin another flow or end this one, or this one needs a route or a PROXY protocol header, or is
+    /// the packet may begin another flow or end this flow; or the flow needs a route or a PROXY protocol header, or is
     /// in the overflow. (In the XDP program also if the flow is not routed.)
     HasFlow,
 }

@@ -88,7 +88,8 @@ fn translate_quoted(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Tran
         return Ok(Translated::Done(Outcome::RoutedIcmpError));
     }
     // In a hairpin flow, a pod reports an error about its own packet. The error goes back through the pod's device
-    // without the stack, which might refuse the VIP as a source on that device.
+    // without the stack, which might refuse the VIP as a source on that device. (A caught flow has the same bit; an
+    // error about it passes, as `Caught`.)
     let hairpin = flow.flags & flow_flags::HAIRPIN != 0;
     Ok(Translated::Done(if hairpin { turned(flow) } else { Outcome::IcmpError }))
 }

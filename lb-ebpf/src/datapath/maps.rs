@@ -1,5 +1,5 @@
-//! The maps of the data plane. Names and layouts are an interface: see `lb_common` and docs/maps.md. Others, such as
-//! `SCRATCH`, `EVENTS`, `FILTER` and `EARLY_FRAGMENTS`, are defined next to the code that uses them.
+//! The maps of the data plane. Names and layouts are an interface: see `lb_common` and docs/maps.md. Other maps, such
+//! as `SCRATCH`, `EVENTS`, `FILTER` and `EARLY_FRAGMENTS`, are defined next to the code that uses them.
 
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
@@ -93,12 +93,12 @@ pub(super) static SETTINGS_SLOT: Array<u32, 1> = Array::new();
 #[btf_map]
 pub(super) static HANDOVER: Array<u32, 1> = Array::new();
 
-/// Counts packets by their [`Outcome`], on each CPU.
+/// Counts packets and system calls by their [`Outcome`], on each CPU.
 #[btf_map]
 pub(super) static STATS: PerCpuArray<u64, { Outcome::COUNT }> = PerCpuArray::new();
 
-/// The packets of this CPU: slot 0 has the packet that the CPU processes, slot 1 the packet inside the tunnel of that
-/// packet.
+/// The packets of this CPU: slot 0 has the packet that the CPU processes, slot 1 the packet inside the tunnel that this
+/// packet came through, or that it is an ICMP error about.
 ///
 /// They are stored in a map rather than on the stack because the verifier tracks every value on the stack: it would
 /// check the rest of the program once for each combination of results of parsing.
@@ -111,7 +111,7 @@ pub(super) fn packet() -> Result<&'static mut Packet, Outcome> {
     nth_packet(0)
 }
 
-/// The packet inside the tunnel of the packet that this CPU processes.
+/// The packet inside the tunnel that the processed packet came through, or that it is an ICMP error about.
 #[inline(always)]
 pub(super) fn inner_packet() -> Result<&'static mut Packet, Outcome> {
     nth_packet(1)

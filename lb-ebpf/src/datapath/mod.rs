@@ -3,9 +3,10 @@
 //! Both tc hooks run [`process`]. The programs translate a client's packets at the ingress of the device through which
 //! the packets enter the node (DNAT), before the stack routes them. They translate replies back at the egress of that
 //! device, after the stack has routed them. So packets at the device of a backend have the backend's own address, and
-//! reverse path filters never see a virtual address. (Flows that begin at the catch device are
-//! [caught](lb_common::conntrack::flow_flags::CAUGHT) instead.) If the client address must not reach the backend, a
-//! second translation replaces it where packets leave the node towards the backend: see [`flow::masquerade`].
+//! reverse path filters never see a virtual address. (Flows that begin at the catch device, or to a cluster IP at a
+//! bridge of pods, are [caught](lb_common::conntrack::flow_flags::CAUGHT) instead.) If the client address must not
+//! reach the backend, a second translation replaces it where packets leave the node towards the backend: see
+//! [`flow::masquerade`].
 //!
 //! Nearly every packet takes the [`fast_path`], which is one function. All others take the [`slow_path`]. Rare parts of
 //! the slow path are subprograms (`#[inline(never)]`), because all frames of a call chain share 512 bytes of stack. A

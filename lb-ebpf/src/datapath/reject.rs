@@ -87,8 +87,8 @@ pub(super) fn icmp_error(
 /// The time at which the bucket of [`icmp_limit`] will be full again, in ns of the coarse clock.
 static mut FULL_AT: u64 = 0;
 
-/// Takes a token for an ICMP error; returns 1, or 0 if the node may send no other one now. (A global function: the
-/// verifier checks it once.)
+/// Takes a token for an ICMP error; returns 1, or 0 if the node has reached its limit. (A global function: the verifier
+/// checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn reject_may_send_error() -> u32 {

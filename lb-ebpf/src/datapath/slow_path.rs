@@ -157,8 +157,8 @@ fn translate_slow(
     hook: Hook,
     is_first: bool,
 ) -> Forwarded {
-    // A caught flow is translated at the egress of the catch device. Its first packet has already passed that hook, so
-    // this hook, at ingress, translates the packet as the egress hook would.
+    // A caught flow is translated at the egress of the catch device. If the flow begins at that device, its first
+    // packet has already passed that hook, so this hook, at ingress, translates the packet as the egress hook would.
     let hook = if is_first && is_catch(&device::info(skb.context().device)) { Hook::Egress } else { hook };
     if let Err(outcome) = fragments::remember(skb, packet, hook) {
         return Forwarded::Done(outcome);

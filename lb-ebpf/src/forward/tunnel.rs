@@ -1,7 +1,7 @@
 //! Tunnels between nodes: the headers of a client's packet on the way to the backend's node.
 //!
-//! Either IP in IP (RFC 2003, RFC 2473), or variant 1 of GUE (draft-ietf-intarea-gue §4): a datagram whose payload is
-//! the packet, without a GUE header. The outer header is always of the same family as the packet.
+//! A tunnel is either IP in IP (RFC 2003, RFC 2473), or variant 1 of GUE (draft-ietf-intarea-gue §4): a datagram whose
+//! payload is the packet, without a GUE header. The outer header is always of the same family as the packet.
 
 use lb_common::{
     Address, GUE_PORT, Outcome,
@@ -206,7 +206,8 @@ impl Outer {
         }
     }
 
-    /// The header of the datagram. It has no checksum, which a tunnel may omit (RFC 6935 §5): the packet has its own.
+    /// The UDP header of a GUE tunnel. It has no checksum, which a tunnel may omit (RFC 6935 §5): the packet has its
+    /// own.
     #[inline(always)]
     pub fn udp(&self) -> UdpHdr {
         let network: u16 = if self.source.is_v4() { 20 } else { 40 };

@@ -47,8 +47,8 @@ impl Packet {
         self.body != Body::Tcp || self.segment.continues()
     }
 
-    /// Whether XDP and direct forwarding may send on the packet, bypassing the stack: it is a TCP or UDP packet, in a
-    /// frame without VLAN tag (a tagged one is for a VLAN device on top of this one), and not fragmented.
+    /// Whether XDP and direct forwarding may send on the packet, bypassing the stack: it is a TCP or UDP packet, in an
+    /// Ethernet frame without VLAN tag (a tagged frame is for a VLAN device on top of this device), and not fragmented.
     #[inline(always)]
     pub fn may_bypass_stack(&self) -> bool {
         self.body.may_bypass_stack()
@@ -150,7 +150,7 @@ impl Part {
 /// The payload of the IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// A TCP segment.
+    /// A TCP segment, or its first fragment.
     Tcp,
     /// A UDP datagram, or its first fragment.
     Udp,

@@ -92,10 +92,10 @@ pub fn relation(
     }
 }
 
-/// Whether a flow that replaces this one begins only at tc ingress. The caller asks only if the packet is
-/// [`Relation::New`] for this flow. At egress, such a flow is either one of the node itself or a caught one. No flow
-/// replaces a caught flow at egress, and none begins at the egress of the catch device (`catch`): `tc_catch` makes the
-/// packet enter the node again, and the program at ingress then creates the new flow.
+/// Whether a flow that replaces `flow` begins only at tc ingress. The caller asks only if the packet is
+/// [`Relation::New`] for `flow`. At egress, `flow` is then either a connection of the node itself or a caught flow. No
+/// flow replaces a caught flow at egress, and none begins at the egress of the catch device (`catch`): `tc_catch` makes
+/// the packet enter the node again, and the program at ingress then creates the new flow.
 #[inline(always)]
 pub const fn begins_only_at_ingress(flow: &Flow, egress: bool, catch: bool) -> bool {
     catch || egress && !flow_flags::is_of_node(flow.flags)
@@ -137,8 +137,8 @@ pub fn staleness(
     }
 }
 
-/// Whether a new flow may get another backend than the one that the scheduler has chosen, because that one has left the
-/// client's earlier SYN unanswered: [`schedule::retried`] decides whether it has. `earlier` is whether the new flow
+/// Whether a new flow may get another backend than the scheduler has chosen, if the chosen backend has left the
+/// client's earlier SYN unanswered ([`schedule::retried`] decides whether it has). `earlier` is whether the new flow
 /// replaces an entry; `syn_retries` is as for [`staleness`].
 #[inline(always)]
 pub const fn may_be_retried(earlier: bool, syn_retries: u16) -> bool {
@@ -429,7 +429,11 @@ mod tests {
             (SECOND_OF_MASQUERADED | REPLY, Outcome::Masquerade, false),
         ] {
             let flow = Flow { flags, ..pair(TCP, OPENING).0 };
-            assert_eq!((translated_at_tc(&flow), is_translated_at(&flow, true)), (expected, egress), "{flags}");
+            assert_eq!(
+                (translated_at_tc(&flow), is_translated_at(&flow, true)),
+                (expected, egress),
+                "{flags}"
+            );
             assert_ne!(is_translated_at(&flow, true), is_translated_at(&flow, false));
             assert_eq!(outcome(&flow, false), expected, "{flags}");
         }

@@ -15,7 +15,7 @@
 //! icmp_limit  how many ICMP errors the node sends
 //! limit       how many connections may begin, for all clients and for each one
 //! proxy_protocol  what happens to segments of flows with a PROXY protocol header
-//! source_port whose a source port is, which ones a new connection tries, and how many
+//! source_port which source ports sockets of the node may also use, and how many a new connection tries
 //! token_bucket  how often something may happen
 //! tunnel      may the packet be in a tunnel that ends at this node
 //! unlisted    an address and port that no Service has

@@ -1,5 +1,5 @@
-//! Source ports of new connections: whose they are, and how many a connection tries towards its backend.
-//! (`datapath/flow/claim.rs` tries and claims them.)
+//! Source ports of new connections: which of them sockets of the node may also use, and how many a connection tries
+//! towards its backend. (`datapath/flow/claim.rs` tries and claims them.)
 //!
 //! Each attempt after the first tries a random port (in a small range, the next one), so a connection with many
 //! attempts mostly finds a free one, even when nine of ten are taken. When all are taken, as under a flood, attempts

@@ -19,8 +19,8 @@ use crate::datapath::{
 /// The service that the socket may use at this address. Without one, the outcome of the call: [`Outcome::NoService`]
 /// leaves the address as it is. (`connect` replaces some of the outcomes that make a call fail.)
 ///
-/// Who is served here is the rule [`admission::system_call`]. The tc programs also decide about each packet of a pod to
-/// the DNS Service: a socket that this hook connected would stay with one DNS server.
+/// The rule [`admission::system_call`] decides which calls this hook serves. The tc programs also decide about each
+/// packet of a pod to the DNS Service: a socket that this hook connected would stay with one DNS server.
 #[inline(always)]
 pub(super) fn find(call: &Call, key: &ServiceKey) -> Result<Service, Outcome> {
     let mut service = Service::zeroed();

@@ -86,8 +86,8 @@ fn one_run(binary: &Path, figures: &mut Figures) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// In each of `runs` runs, starts [`TOGETHER`] agents at the same time: on the idle machine, then beside a busy loop for
-/// each CPU. Adds the time until the last of them is ready to the report.
+/// In each of `runs` runs, starts [`TOGETHER`] agents at the same time: on the idle machine, then beside a busy loop
+/// for each CPU. Adds the time until the last of them is ready to the report.
 fn measure_together(binary: &Path, runs: u32, report: &mut Report) -> anyhow::Result<()> {
     let (mut idle, mut busy) = (Vec::new(), Vec::new());
     for run in 1..=runs {

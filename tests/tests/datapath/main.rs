@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! sandbox    the namespaces, the bpffs and the devices of a test    contents   services and endpoints as map contents
-//! flows      conntrack entries of a given age                       cost       CPU time of a function
+//! flows      flow table entries of a given age                      cost       CPU time of a function
 //! ```
 #![expect(clippy::unwrap_used, reason = "tests")]
 

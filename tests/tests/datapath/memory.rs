@@ -18,7 +18,7 @@ const ENDPOINTS: u32 = 5;
 /// Maximum number of bytes of all maps (128 MiB), and of all maps except those of flows.
 const LIMIT: u64 = 128 << 20;
 const LIMIT_OF_OTHERS: u64 = 62_000_000;
-/// Names of the maps of flows, whose size `--max-connections` sets.
+/// Names of the maps of flows. `--max-connections` sets the sizes of the first two.
 const OF_FLOWS: [&str; 3] = ["CONNTRACK", "FLOWS", "FLOW_TABLE"];
 /// Name of a map that allocates elements one by one. If its reported size does not grow with its elements, the kernel
 /// does not count their memory.

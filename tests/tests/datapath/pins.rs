@@ -137,8 +137,8 @@ fn cleanup_removes_everything() {
     fs::create_dir_all(sandbox.bpffs().join("lb/v9/links")).unwrap();
     fs::rename(sandbox.pin("links/50-egress"), sandbox.bpffs().join("lb/v9/links/50-egress")).unwrap();
     let removed = cleanup(&sandbox.bpffs()).unwrap();
-    // Only the two programs of an Ethernet device had to be loaded. Two maps are not part of the layout: its description,
-    // and the constants of the programs.
+    // Only the two programs of an Ethernet device had to be loaded. Two maps are not part of the layout: its
+    // description, and the constants of the programs.
     assert_eq!((removed.attachments, removed.programs, removed.maps, removed.unmounted), (2, 2, 37, true));
     eventually(|| tcx("wire0", TcAttachType::Ingress).is_empty());
     eventually(|| tcx("wire0", TcAttachType::Egress).is_empty());
@@ -146,7 +146,7 @@ fn cleanup_removes_everything() {
     assert_eq!(cleanup(&sandbox.bpffs()).unwrap().attachments, 0, "a second cleanup is no error");
 }
 
-/// Such as `lb-agent status`, or a child of a process with an open pin, until it executes its program.
+/// Such a process is `lb-agent status`, or a child of a process with an open pin, until the child executes its program.
 #[test]
 fn cleanup_waits_for_a_process_that_has_the_file_system_open() {
     let sandbox = Sandbox::new();

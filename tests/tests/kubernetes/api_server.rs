@@ -86,7 +86,7 @@ enum ChangeKind {
 /// Faults that the server simulates for one resource.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Fault {
-    /// Whether lists are not answered until this is reset.
+    /// Whether the server answers no list until this is reset.
     pub(crate) held: bool,
     /// HTTP status with which all lists and watches are answered; `None` for normal answers.
     pub(crate) status: Option<u16>,

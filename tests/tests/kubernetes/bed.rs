@@ -83,7 +83,7 @@ impl Bed {
         self
     }
 
-    /// The mock API server.
+    /// The mock API server; panics if the test uses a real one.
     pub(crate) fn server(&self) -> &ApiServer {
         self.server.as_ref().expect("a test that needs faults uses the in-repo server")
     }
@@ -177,7 +177,7 @@ impl Bed {
         services.filter(|service| service["namespace"] == *self.namespace).map(shown).collect()
     }
 
-    /// The problems that `status` lists, except the missing Node object, which most tests do not create.
+    /// The conditions that `status` lists, except the missing Node object, which most tests do not create.
     pub(crate) fn problems(&self) -> String {
         let mut problems = self.json(&["status"]).unwrap()["agent"]["problems"].clone();
         if let Some(problems) = problems.as_array_mut() {

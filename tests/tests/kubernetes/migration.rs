@@ -406,9 +406,9 @@ fn end(mut child: Child) {
     assert!(status.is_some_and(|status| status.success()), "{status:?}");
 }
 
-/// Stops clients after some more transactions, and asserts that each client failed at most twice. It may lose the
-/// connection that was open when the translation passed from kube-proxy's rules to the agent's programs or back. On a
-/// busy machine, it may also lose a connection that it opened while only some devices had programs.
+/// Stops clients after some more transactions, and asserts that each client failed at most twice. A client may lose
+/// the connection that was open when the translation passed from kube-proxy's rules to the agent's programs or back. On
+/// a busy machine, a client may also lose a connection that it opened while only some devices had programs.
 #[track_caller]
 fn assert_at_most_two_failures_each(traffic: Traffic) {
     traffic.progresses().unwrap();

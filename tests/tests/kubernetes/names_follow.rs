@@ -90,7 +90,8 @@ fn assert_prompt(what: &str, delays: &[Delay]) {
     assert!(fastest < 5 * BOUND * patience(), "{what}: the fastest took {fastest:?}");
 }
 
-/// A node whose agent answers queries and knows the Service `a` and `services` others.
+/// A node whose agent answers queries and knows the Service `a`, the headless Service `peers`, and `services` further
+/// headless ones.
 fn bed_with(services: u32) -> (Bed, Client) {
     let mut bed = Bed::with_faults();
     bed.put("a", 1);

@@ -83,7 +83,8 @@ fn virtual_addresses_answer_pings() {
     }
 }
 
-/// An external IP may be another node's address. While that node is down, no other node may answer pings to it.
+/// An external IP may be another node's address. While that node is down, no other node may answer pings to that
+/// address.
 #[test]
 fn pings_to_the_address_of_another_node_reach_that_node() {
     let lan = Lan::with(&[]);

@@ -345,7 +345,7 @@ const SILENCE: Duration = Duration::from_millis(300);
 /// Asserts that exactly these nodes have claimed each address, one after the other: a node that was replaced claims
 /// nothing until its next turn, so two nodes never alternate. `true` stands for a node that took the address over by
 /// itself, `false` for one that got it by a planned hand-over. Before a node with `true` claims the address, no node
-/// claims it for [`SILENCE`].
+/// claims it for [`SILENCE`]. The first node's flag has no effect.
 #[track_caller]
 fn assert_turns(sniffer: &Sniffer, expected: &[(usize, bool)]) {
     for address in both() {
@@ -539,7 +539,7 @@ fn hung_owner_stops_answering_before_another_begins() {
 }
 
 /// Tests situations from the table in docs/announce.md, with agents that do not receive each other's messages. (The
-/// simulation tests more of them.)
+/// simulation in `lb-core/src/announce/simulation.rs` tests more of these situations.)
 #[test]
 fn one_of_three_nodes_apart_stops_and_without_a_majority_no_node_announces() {
     let (segment, sniffer, owner) = three();
@@ -558,8 +558,8 @@ fn one_of_three_nodes_apart_stops_and_without_a_majority_no_node_announces() {
     assert!((1..=3).all(|number| segment.is_silent(number)));
     assert_turns(&sniffer, &[(owner, false), (next, true)]);
 
-    // The best node and each other one hear each other again. The two others must not: until both have received a
-    // message of the best node, they could promise the addresses to each other.
+    // The owner and each of the two other nodes hear each other again. The two other nodes must not hear each other:
+    // until both have received a message of the owner, they could promise the addresses to each other.
     segment.split(&[&[owner, others[0]], &[owner, others[1]]]);
     wait_for_takeover(&sniffer);
     assert_turns(&sniffer, &[(owner, false), (next, true), (owner, true)]);
@@ -569,7 +569,7 @@ fn one_of_three_nodes_apart_stops_and_without_a_majority_no_node_announces() {
     thread::sleep(Duration::from_secs(1));
     assert_turns(&sniffer, &[(owner, false), (next, true), (owner, true)]);
 
-    // A node that does not announce is apart: the owner goes on.
+    // A node that does not announce is apart: the owner continues to announce.
     let (apart, rest) = (others[0], [owner, others[1]]);
     segment.split(&[&[apart], &rest]);
     thread::sleep(Duration::from_secs(3));

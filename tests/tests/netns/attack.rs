@@ -25,8 +25,9 @@ use crate::{
 const ROOM: u32 = 400;
 /// Value of `--masquerade-ports` that allows 200 connections to one backend.
 const FEW_PORTS: &str = "20000-20199";
-/// How long a new client may wait to be served. Of the flows of these floods, UDP streams ([`Phase::Stream`]) are
-/// evicted last: under pressure, after 10 s without a packet. `RECOVERY` is twice that time, for slow machines.
+/// How long a new client may wait to be served. Among the flows of these floods, UDP streams ([`Phase::Stream`]) are
+/// evicted last: under pressure, they are evicted after 10 s without a packet. `RECOVERY` is twice that time, for slow
+/// machines.
 const RECOVERY: Duration = Duration::from_secs(2 * Phase::Stream.least_timeout_seconds() as u64);
 /// The timeout of streams must be much longer than [`RECOVERY`], so that the tests can tell eviction from expiry.
 const _: () = assert!(

@@ -36,7 +36,7 @@ const PORT: u16 = 20_000;
 const LATEST: Duration = Duration::from_secs(600);
 const _: () = assert!(EXPIRY_LIMIT.as_secs() < LATEST.as_secs());
 
-/// The calendar clock. Dropping this sets it to the correct time, computed from the monotonic clock.
+/// The calendar clock. Dropping this value sets the clock to the correct time, computed from the monotonic clock.
 struct Calendar {
     began: Instant,
     at: TimeSpec,

@@ -64,7 +64,7 @@ fn tracks_udp(bed: &Bed) -> bool {
 /// Connections of a process of the node have no flows, so the agent closes their sockets.
 #[test]
 fn sockets_of_the_node_end_by_the_timeouts_of_the_service() {
-    // So many that each pod surely gets some.
+    // So many connections that each pod surely gets some.
     const BUSY: usize = 24;
     let (idle, drain) = ("lb.dev/idle-timeout", "lb.dev/drain-timeout");
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
@@ -152,8 +152,8 @@ fn idle_connection_is_reset_and_a_busy_one_goes_on() {
     echo(&socket, b"a new flow").unwrap();
 }
 
-/// The server of an ended connection learns it from its own next segment: the client, or the node if the connection was
-/// masqueraded, knows no connection of these addresses and ports.
+/// The server of an ended connection gets a RST when it sends its next segment, because the receiver has no connection
+/// with these addresses and ports. The receiver is the client, or the node if the connection was masqueraded.
 #[test]
 fn server_of_an_ended_connection_is_reset_when_it_sends() {
     const TARGET: u16 = 9_000;

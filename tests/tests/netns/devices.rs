@@ -14,8 +14,8 @@ use lb_tests::{
 
 use crate::bed::{Bed, WEB, ask_briefly, http, udp, vips};
 
-/// Asserts that the client is served in both families, and that HTTP servers see its own address. The pod `pod2` is on
-/// node1, `pod3` on node2.
+/// Asserts that the client is served in both families, and that HTTP servers see the client's own address. The pod
+/// `pod2` is on node1, `pod3` on node2.
 fn assert_works_for_the_client(bed: &Bed) {
     assert_serves_the_client(bed, |answer| answer.seen == answer.local);
 }

@@ -37,7 +37,6 @@ pub(crate) struct Lan {
     generation: AtomicU16,
 }
 
-/// A transport protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Tcp,
@@ -52,7 +51,7 @@ pub(crate) const EVERY: [(Protocol, usize); 4] =
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Frontend {
     ClusterIp,
-    /// The address of node 1 or 2 on the LAN.
+    /// The node port, at the address of node 1 or 2 on the LAN.
     NodePort(u8),
     LoadBalancer,
     ExternalIp,

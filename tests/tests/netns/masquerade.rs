@@ -17,9 +17,8 @@ use crate::lan::{
 
 const CLIENTS: [&str; 3] = ["client", "pod1", "pod4"];
 
-/// Asserts that the backend receives packets of those [`CLIENTS`] that are in `source` from the node's address, and
-/// packets of the other clients from their own. pod4's node has no agent, so pod4's packets come over the wire like the
-/// external client's.
+/// Asserts that the backend sees the address of node 1 for the [`CLIENTS`] that are in `source`, and the client's own
+/// address for the others. pod4's node has no agent, so pod4's packets come over the wire like the external client's.
 #[track_caller]
 fn assert_masqueraded(lan: &Lan, number: u8, pod: &str, frontends: &[crate::lan::Frontend], source: &[&str]) {
     let (behind, open): (Vec<&str>, Vec<&str>) = CLIENTS.iter().partition(|client| source.contains(*client));

@@ -219,7 +219,7 @@ fn reconnected_udp_socket_counts_once() {
             sockets.iter().for_each(|socket| socket.connect(udp(vip)).unwrap());
             assert_eq!(answered(&sockets), [1, 1, 1], "{vip}");
         }
-        // Sockets that are connected to no service no longer count: three others share the backends.
+        // Sockets that are connected to no service no longer count: of three other sockets, each gets another backend.
         let nowhere: SocketAddr = nowhere.parse().unwrap();
         sockets.iter().for_each(|socket| drop(socket.connect(nowhere)));
         assert_eq!(answered(&three()), [1, 1, 1], "{vip}");

@@ -79,7 +79,8 @@ fn connected_udp_socket_keeps_its_backend_if_another_connect_fails() {
             assert_eq!(socket.peer_addr().unwrap(), udp(WEB[*family]), "getpeername");
             assert_eq!(echo(socket, b"?").unwrap().server, "pod1");
         }
-        // The program does not count the connection further if all backends of the other Service have weight 0.
+        // If all backends of the other Service have weight 0, the program stops counting the old connection before it
+        // looks for a backend.
         let counted = if number == 40 { [1, 1] } else { [0, 0] };
         let shown = bed.json(&["service", "show", "web"]);
         let services = shown.as_array().unwrap().iter().filter(|it| it["protocol"] == "UDP");

@@ -248,7 +248,7 @@ pub(crate) fn outcome(bed: &Bed, name: &str) -> u64 {
     entry["packets"].as_u64().unwrap()
 }
 
-/// Number of flows in the connection table.
+/// Number of flows in the flow table.
 fn conntrack(bed: &Bed) -> usize {
     bed.json(&["conntrack", "list"]).as_array().unwrap().len()
 }

@@ -46,7 +46,8 @@ fn far_downloads(site: &Site, count: usize) -> Transfers {
     downloads(&site.cluster.client, FAR, count)
 }
 
-/// The more downloads there are, the longer it takes to open all of them, so each then has more bytes.
+/// Starts downloads from these addresses. The more downloads there are, the longer it takes to open all of them, so
+/// each then has more bytes.
 fn downloads(client: &Netns, vips: [&str; 2], count: usize) -> Transfers {
     let bytes = BYTES * (count as u64 / 250).max(1);
     Transfers::begin(client, &http(vips), count, bytes).unwrap()
@@ -109,7 +110,7 @@ fn connections_survive_the_death_and_the_return_of_a_node_behind_ecmp() {
     site.cluster.spread_services_over(&[1, 2]).unwrap();
     assert_only_pods_of_dead_node_lost(&site, 3, &paths, transfers);
 
-    // The router spreads over three nodes again: it moves connections, and each goes on with its pod.
+    // The router spreads over three nodes again: it moves connections, and each continues with its pod.
     site.revive(3).unwrap();
     site.wait_for_services().unwrap();
     site.cluster.spread_services_over(&[1, 2]).unwrap();
@@ -212,7 +213,7 @@ fn connections_survive_a_layer_2_takeover_from_a_dead_node() {
 fn planned_handover_under_mh_and_dsr_ends_no_connection() {
     const COUNT: usize = 60;
     let mut site = site(Announcement::Layer2, &MAGLEV_AND_DSR);
-    // If another node has announced first, it yields to the best node once that node has been alive for 5 s.
+    // If a node other than the best one announces first, it yields once the best node has been alive for 5 s.
     sleep(Duration::from_secs(6));
     let owner = site.wait_for_announcer(|_| true).unwrap();
     let transfers = Transfers::begin(&site.near, &http(NEAR), COUNT, BYTES).unwrap();

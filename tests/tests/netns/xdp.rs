@@ -181,7 +181,8 @@ fn is_named(lan: &Lan) -> bool {
 #[track_caller]
 fn becomes(lan: &Lan, native: bool) {
     let is_so = || (mode(lan, "eth0") == "native") == native && is_named(lan) != native;
-    // `PATIENCE` is much shorter than the 30 s between two routine checks of all devices.
+    // This limit is much shorter than the 30 s between two routine checks of all devices, except on an emulated
+    // machine.
     assert!(wait_for(PATIENCE, || is_so().then_some(())).is_some(), "{:#}", status(lan, 1)["agent"]);
 }
 

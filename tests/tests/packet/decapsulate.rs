@@ -352,7 +352,7 @@ fn icmp_errors_about_direct_replies_reach_the_backend() {
     });
 }
 
-/// A node also accepts the tunnels of a peer if it masquerades clients itself (SNAT mode).
+/// A node that masquerades clients itself (SNAT mode) also accepts tunnels from peers.
 #[test]
 fn tunnels_are_decapsulated_in_snat_mode() {
     each_ethernet("decapsulated, SNAT here", |bed, family| {

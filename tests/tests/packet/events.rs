@@ -101,8 +101,8 @@ fn event_marks_a_retry() {
             let _sent = bed.send(Hook::Ingress, &syn);
         }
         let choices: Vec<u8> = bed.events().iter().map(|event| event.choice).collect();
-        // The retry gets the other backend. The event marks it as a retry only if the random scheduler has chosen the
-        // silent backend again.
+        // The retry gets the other backend. The event marks this choice as a retry only if the random scheduler has
+        // first chosen the silent backend again.
         assert_eq!((choices.len(), choices[0]), (2, Choice::Scheduler as u8), "{choices:?}");
         assert!([Choice::Scheduler as u8, Choice::Retry as u8].contains(&choices[1]), "{choices:?}");
     }

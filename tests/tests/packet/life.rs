@@ -376,8 +376,8 @@ fn syn_rebuilds_a_lost_reverse_entry() {
     });
 }
 
-/// Each entry records the packets of its direction. A RST that the receiver ignores does not postpone the flow's
-/// expiry.
+/// Each entry records when the last packet of its direction passed. A RST that the receiver ignores does not postpone
+/// the flow's expiry.
 #[test]
 fn only_accepted_packets_postpone_expiry() {
     each("last seen", |bed, family| {

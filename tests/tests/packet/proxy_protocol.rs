@@ -386,7 +386,8 @@ fn refused_connection_stays_as_it_is() {
     });
 }
 
-/// Until the backend has accepted, the programs know no sequence number that they could shift by.
+/// Until the backend has accepted the connection, the programs do not know the sequence number of the client's first
+/// byte, so they shift nothing.
 #[test]
 fn refusal_of_a_client_with_a_small_sequence_number_stays_as_it_is() {
     each("PROXY protocol, refused, small sequence number", |bed, family| {

@@ -29,7 +29,7 @@ const SOCKET_PROGRAMS: [&str; 9] = [
 
 /// Loads the programs with maps of the default sizes: with logging off (as deployed) and at each level of aya-log. Then
 /// loads them three more times with logging off, each time with another option: they serve the sockets of all
-/// namespaces, let packets of more flows bypass the stack, or report to the flow log.
+/// namespaces, let packets of more flows bypass the stack, or emit events for the flow log.
 #[test]
 fn every_program_loads() {
     let mut levels: Vec<u8> = (0..=5).collect();

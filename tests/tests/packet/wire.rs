@@ -113,7 +113,7 @@ pub(crate) const XDP_PASS: u32 = 2;
 pub(crate) const XDP_TX: u32 = 3;
 pub(crate) const XDP_REDIRECT: u32 = 4;
 pub(crate) const TC_ACT_REDIRECT: u32 = 7;
-/// `TC_ACT_UNSPEC`, -1: the packet goes on.
+/// `TC_ACT_UNSPEC`, -1: the program passes the packet on.
 pub(crate) const TC_ACT_UNSPEC: u32 = u32::MAX;
 
 impl Run {
@@ -125,7 +125,7 @@ impl Run {
         assert_same_packet(&self.case, true, &self.input, &self.output, &expected.bytes());
     }
 
-    /// Asserts that the packet goes on to tc unchanged and uncounted.
+    /// Asserts that the program passes the packet on to tc, unchanged and uncounted.
     #[track_caller]
     pub(crate) fn stays_for_tc(self) {
         self.check(XDP_PASS, &[]);

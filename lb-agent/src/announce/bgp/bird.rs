@@ -324,7 +324,7 @@ mod tests {
         // As if the user had corrected the mistake: the next configuration is valid.
         assert_eq!(bed.update(3, &[("check", OK), ("configure", DONE)]).await, None);
         assert!(bed.has(3));
-        // BIRD does not run: when it starts, it shall find the content that it has accepted.
+        // BIRD does not run: the file must keep the content that BIRD has accepted, for its next start.
         let why = bed.bird.update(&configuration(4), true).await.unwrap();
         assert!(why.contains("bird.ctl") && why.contains("bird.conf.new waits"), "{why}");
         assert!(bed.has(3));

@@ -8,8 +8,8 @@ use tokio::{
     time,
 };
 
-/// Timeout of a conversation with BIRD: shorter than the `--lifetime` of `lb-agent fence`, because the agent sends that
-/// process no heartbeat during the conversation.
+/// Timeout of a conversation with BIRD: shorter than the `--lifetime` of `lb-agent announce fence`, because the agent
+/// sends that process no heartbeat during the conversation.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Why BIRD did not carry out a command.

@@ -86,7 +86,7 @@ pub struct Sources {
     pub complete: watch::Receiver<Completeness>,
     /// Labels of this node, and whether it may announce; `None` until `advertised` has the objects of the API server.
     pub node: watch::Receiver<Option<Member>>,
-    /// Problems of objects in the API server, as sentences for `status`.
+    /// Conditions of objects in the API server, as sentences for `status`.
     pub problems: watch::Receiver<Vec<String>>,
 }
 

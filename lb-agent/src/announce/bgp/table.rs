@@ -45,7 +45,7 @@ impl Table {
         Self { number, routes: AnnouncedRoutes::new(number), adopted: None, present: BTreeSet::new() }
     }
 
-    /// Brings the table up to date; adds routes only if `may_add`. Returns the problems that `status` shall show.
+    /// Brings the table up to date; adds routes only if `may_add`. Returns the conditions for `status`.
     pub(super) fn update(&mut self, known: &Known<'_>, may_add: bool) -> Vec<String> {
         match self.try_update(known, may_add) {
             Ok(conditions) => conditions,

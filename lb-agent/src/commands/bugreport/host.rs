@@ -61,7 +61,7 @@ fn filters() -> anyhow::Result<Vec<u8>> {
     let mut text = String::new();
     for device in Routes::open()?.names() {
         for side in ["ingress", "egress"] {
-            // The device of a pod may go meanwhile.
+            // The interface may have disappeared since `names` listed it, for example with its pod.
             let (name, value) = match run(&["tc", "-j", "filter", "show", "dev", device, side]) {
                 Ok(found) => ("filters", or_none(&String::from_utf8_lossy(&found)).to_owned()),
                 Err(error) => ("error", json!(format!("{error:#}")).to_string()),

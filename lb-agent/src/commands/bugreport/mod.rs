@@ -119,7 +119,7 @@ fn version(now: Timestamp) -> String {
 }
 
 /// Collects the files about the data plane in the kernel: Services, connections, BPF objects, a profile of the
-/// programs.
+/// programs. Also adds where the agent's log is.
 fn data_plane(collection: &mut Collection, pinned: &Pinned) {
     collection.add_json("services.json", services(pinned));
     match connections(pinned) {

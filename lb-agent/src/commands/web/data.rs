@@ -161,7 +161,8 @@ fn command(command: &[&str], flags: &[&str], query: &Query) -> Result<Command, S
     })
 }
 
-/// The report of the agent; `None` if it sends none, which is no error: most of what the pages show is in the maps.
+/// The report of the agent; `None` if no agent sends one. This is no error, because the maps contain most of what the
+/// pages show.
 fn report(bpffs: &Path) -> Option<Report> {
     socket::ask(bpffs).unwrap_or_else(|error| {
         debug!("cannot ask the agent for its report: {error:#}");

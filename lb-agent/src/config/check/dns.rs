@@ -74,8 +74,9 @@ fn intercept(service: &str, port: Option<u16>) -> Result<InterceptConfig, Config
     }
 }
 
-/// Which clients the server answers, and at what rate. Allowed are the networks of `--dns-allow` or the default ones,
-/// and the sources of queries that processes of this node send: the loopback addresses and the addresses in `bind`.
+/// Which clients the server answers, and at what rate. It answers the networks of `--dns-allow` (by default `INTERNAL`
+/// and `--cluster-cidr`) and the sources of queries that processes of this node send: the loopback addresses and the
+/// addresses in `bind`.
 fn access(given: &RunArgs, bind: &[SocketAddr]) -> Result<Access, ConfigError> {
     let pods = networks("--cluster-cidr", given.cluster_cidr.as_deref(), "")?;
     let mut allowed = networks("--dns-allow", given.dns_allow.as_deref(), "")?;

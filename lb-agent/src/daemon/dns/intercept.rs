@@ -242,7 +242,8 @@ impl Listeners {
         self.all.iter().any(|listener| listener.address == address)
     }
 
-    /// Number of datagrams and connections that the servers have received from allowed clients other than this agent.
+    /// Number of datagrams and connections that the servers have received from allowed clients. Excludes those from a
+    /// server's own address, from which the agent sends its queries.
     fn received(&self) -> u64 {
         self.all.iter().map(|listener| listener.server.received()).sum()
     }
@@ -277,7 +278,8 @@ fn entries(cluster_ips: &[IpAddr], until: &BTreeMap<SocketAddr, u64>) -> BTreeMa
     entries
 }
 
-/// Asks a listener `name` at the time `now`; returns until when its lease runs if it answers within [`PATIENCE`].
+/// Asks a listener `name` at the time `now`; returns the listener's address and the end of its lease if a usable answer
+/// arrives within [`PATIENCE`].
 async fn lease(address: SocketAddr, name: String, now: u64) -> Option<(SocketAddr, u64)> {
     let answer = timeout(PATIENCE, response_code(address, &name)).await;
     let answers = answer.is_ok_and(|answer| answer.is_ok_and(|code| code.is_usable));

@@ -61,7 +61,7 @@ pub(super) struct Channels {
     pub(super) addresses: Latest<NodeAddresses>,
     /// The Services with load balancers' addresses: from the writer to the announcers (layer 2 and BGP).
     pub(super) holders: Latest<HolderMap>,
-    /// Advertisements and pools: from the directory of manifests to the announcers, or from the API server to the
+    /// Advertisements and pools: from the folder of manifests to the announcers, or from the API server to the
     /// announcer at layer 2. (With an API server, the task that announces by BGP has its own channel.)
     pub(super) advertised: Latest<Advertised>,
     /// The cluster's Nodes and voters: from the API server to the announcer at layer 2.

@@ -25,13 +25,14 @@ use crate::{
     },
 };
 
-/// How often, and with which pause, the agent tries to attach its programs before it goes on without some of them.
+/// Maximum number of attempts to attach the programs, and the pause between two of them. After the last attempt the
+/// agent goes on without the programs that it could not attach.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Brings the settings and the programs on devices up to date, and spawns the task that keeps the programs attached.
-/// Returns the node task, the first facts for the writer, and the receiver of network changes. The caller sends the
-/// facts to the writer, and then spawns the node task.
+/// Brings the settings and the programs on devices up to date, completes the handover from an earlier agent, and spawns
+/// the task that keeps the programs attached. Returns the node task, the first facts for the writer, and the receiver
+/// of network changes. The caller sends the facts to the writer, and then spawns the node task.
 pub(super) fn spawn(
     config: &Config,
     opened: &mut Opened,
@@ -67,12 +68,12 @@ pub(super) fn spawn(
     Ok((node, facts, network))
 }
 
-/// Calls `sync` until it has attached all programs at tc, at most [`ATTEMPTS`] times; returns whether it has. The end of
-/// a handover removes the programs of an earlier agent, so a device that refuses programs for a moment (for example while
-/// it is being renamed) must not be left without any.
+/// Calls `sync` until it has attached all programs at tc, at most [`ATTEMPTS`] times; returns whether it has. The end
+/// of a handover removes the programs of an earlier agent, so a device that refuses programs for a moment (for example
+/// while it is being renamed) would have none until the next attempt.
 ///
 /// # Errors
-/// `sync` returns an error, which no further attempt would mend.
+/// `sync` returns an error; this function then makes no further attempt.
 fn sync_repeatedly(mut sync: impl FnMut() -> Result<bool, DatapathError>) -> Result<bool, DatapathError> {
     for _ in 1..ATTEMPTS {
         if sync()? {

@@ -122,7 +122,7 @@ struct Leader<'a> {
     start: Instant,
     /// When the pools will have been unchanged for [`QUIET`]; `None` once they have been.
     quiet_at: Option<Instant>,
-    /// The writes that have failed.
+    /// The Services whose last write has failed or was put off.
     retries: Retries,
 }
 
@@ -306,9 +306,9 @@ impl<'a> Leader<'a> {
 
 /// Why a write has not succeeded.
 enum NotWritten {
-    /// The agent has not sent it: the term may end before the write's time limit.
+    /// The agent has not sent the write: the term may end before the write's time limit.
     TermEnds,
-    /// For this reason.
+    /// The API server has rejected the write, or the request has failed; the text says why.
     Failed(String),
 }
 

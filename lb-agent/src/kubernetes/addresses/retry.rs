@@ -1,4 +1,5 @@
-//! Writes to the API server that have failed: when the agent tries each of them again, and what it tells a person.
+//! Writes to the API server that have failed: when the agent tries each of them again, and what it logs and shows in
+//! `status`.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,8 +9,8 @@ use tokio::time::Instant;
 /// Pause after the first failure of a write. Each further failure in a row doubles it, up to [`LONGEST`].
 const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
-/// The agent tells a person after this many failures in a row. One failure is common: another writer was faster, or the
-/// API server restarts.
+/// The agent logs a failing write, and shows it in `status`, after this many failures in a row. One failure is common:
+/// another writer was faster, or the API server restarts.
 const FAILURES_UNTIL_TOLD: u32 = 2;
 
 /// The Services whose last write has not succeeded and is to be repeated.
@@ -22,7 +23,7 @@ struct Retry {
     failures: u32,
     /// Why the last write has failed.
     why: String,
-    /// When the agent tries again; `None` at once.
+    /// When the agent tries again; `None` means at once.
     at: Option<Instant>,
 }
 
@@ -37,8 +38,8 @@ impl Retry {
 }
 
 impl Retries {
-    /// Records that a write has failed. Returns whether the agent has to tell a person, see [`Self::conditions`]: no
-    /// other write fails for the same reason, so this is news.
+    /// Records that a write has failed. Returns whether the agent must log [`Self::conditions`]: the write has failed
+    /// often enough, and no failure that is already reported, and has not ended, has the same reason.
     pub(super) fn failed(&mut self, service: &ObjectName, why: String, now: Instant) -> bool {
         let is_known = self.0.values().any(|retry| retry.is_told() && retry.why == why);
         let retry = self.0.entry(service.clone()).or_default();
@@ -52,7 +53,8 @@ impl Retries {
         self.0.entry(service.clone()).or_default().at = Some(now + SHORTEST);
     }
 
-    /// Records that a write has succeeded. Returns whether this was the last one of whose failure a person was told.
+    /// Records that a write has succeeded. Returns whether the failures of this write were reported, and no other
+    /// reported failure is left.
     pub(super) fn succeeded(&mut self, service: &ObjectName) -> bool {
         let told = self.0.remove(service).is_some_and(|retry| retry.is_told());
         told && !self.0.values().any(Retry::is_told)
@@ -70,7 +72,7 @@ impl Retries {
         self.0.get(service).is_none_or(|retry| retry.is_due(now))
     }
 
-    /// Forgets the Services whose write is due and not `wanted` any more.
+    /// Removes the Services whose write is due and not `wanted` any more.
     pub(super) fn forget_unwanted(&mut self, wanted: impl Fn(&ObjectName) -> bool, now: Instant) {
         self.0.retain(|service, retry| !retry.is_due(now) || wanted(service));
     }

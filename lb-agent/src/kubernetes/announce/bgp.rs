@@ -27,7 +27,7 @@ pub struct BgpPublished {
     pub advertised: watch::Sender<Advertised>,
     /// The Node of this agent; `None` until every kind has been listed.
     pub node: watch::Sender<Option<Member>>,
-    /// Current problems of objects and of the API server, as sentences for `lb-agent status`.
+    /// Current conditions of objects and of the API server, as sentences for `lb-agent status`.
     pub problems: watch::Sender<Vec<String>>,
 }
 

@@ -66,7 +66,7 @@ pub struct Published {
     /// The Nodes, and the voters of the highest generation that this agent has read from the API server; empty until
     /// there is an advertisement.
     pub cluster: watch::Sender<Cluster>,
-    /// Current problems of objects and of the API server, as sentences for `lb-agent status`.
+    /// Current conditions of objects and of the API server, as sentences for `lb-agent status`.
     pub problems: watch::Sender<Vec<String>>,
 }
 
@@ -109,7 +109,8 @@ struct Follower {
     found: Option<Found>,
     /// Whether the ConfigMap of voters was missing or unreadable when it last changed.
     is_vacant: bool,
-    /// The sentence that reports that the voters whose Nodes exist are no majority; `None` while they are one.
+    /// The condition that fewer voters than a majority have Nodes, as a sentence for `status`; `None` while enough of
+    /// them have.
     lost: Option<String>,
     /// The time before which the task writes no voters, with the error of the last write if it failed; `None` if the
     /// task may write at once.
@@ -211,8 +212,7 @@ impl Follower {
         if heard.generation > read.generation { heard } else { read }
     }
 
-    /// Checks whether the voters whose Nodes exist are still a majority of the voters. When they cease to be one, logs
-    /// a warning and emits an Event.
+    /// Checks whether at least a majority of the voters have Nodes. When fewer have, logs a warning and emits an Event.
     fn note_lost(&mut self) {
         let nodes = &self.cluster.nodes;
         let known = self.known();
@@ -253,7 +253,7 @@ impl Follower {
             voters.as_ref().and_then(Watch::failure),
         ];
         let missing = self.missing_crds.update(&[Crd::of(advertisements), Crd::of(pools)]);
-        // Leaves out the problems of pools, because the load balancer controller reports them.
+        // Leaves out the conditions of pools, because the load balancer controller reports them.
         let problems = advertisements.problems().chain(voters.iter().flat_map(Watch::problems));
         let problems = problems.chain(self.again.iter().filter_map(|(_, why)| why.as_deref()));
         let problems = problems.chain(self.lost.as_deref()).chain(missing.as_deref());

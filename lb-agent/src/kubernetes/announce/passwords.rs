@@ -93,8 +93,8 @@ impl Passwords {
         }
     }
 
-    /// Gives the peers their passwords, as far as they are known and valid. Returns a sentence for each peer whose Secret
-    /// could not be read or has an invalid password.
+    /// Gives the peers their passwords, as far as these are known and valid. Returns a sentence for each peer whose
+    /// Secret could not be read or has an invalid password.
     pub(super) fn fill(&self, peers: &mut BTreeMap<ObjectName, Peer>) -> Vec<String> {
         let mut problems = Vec::new();
         for (name, peer) in peers {

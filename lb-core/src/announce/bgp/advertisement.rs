@@ -122,8 +122,8 @@ impl BgpAdvertisement {
         pool.ranges.iter().find(|range| !fits(range)).copied()
     }
 
-    /// A route to `pool` that also covers addresses of another pool, which is out of scope; with that other pool. Routes
-    /// within a range of `pool` cover only its own addresses, even if another pool overlaps it.
+    /// A route to `pool` that also covers addresses of a pool out of scope; with that pool. A route within a range of
+    /// `pool` does not count, even if another pool overlaps the range.
     fn stray<'a>(&self, pool: &Pool, pools: &'a [Pool]) -> Option<(IpNet, &'a Pool)> {
         let is_within = |set: &RouteSet| {
             let route = AddressRange::from(set.network);

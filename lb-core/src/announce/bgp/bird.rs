@@ -1,8 +1,9 @@
 //! The configuration of BIRD 2.
 //!
 //! The export filter of each peer sets communities and local preference. The text depends only on the agent's options,
-//! the node's labels and MetalLB's objects. Where objects have errors or have not been read yet, sessions are held
-//! back: their text stays as it is in the file. So no change of a Service makes BIRD reconfigure.
+//! the node's name and labels, MetalLB's objects, and the passwords in the Secrets that they name. Where objects have
+//! errors or have not been read yet, sessions are held back: their text stays as it is in the file. So no change of a
+//! Service makes BIRD reconfigure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,7 +42,7 @@ const SCAN: u32 = 10;
 pub struct Configuration {
     table: u32,
     router_id: Option<Ipv4Addr>,
-    /// The router id of a node that has no IPv4 address; `None` if BIRD finds one.
+    /// The router id of a node that has no IPv4 address; `None` if BIRD finds an id itself.
     derived_id: Option<Ipv4Addr>,
     /// The text of each session, by peer.
     sessions: BTreeMap<ObjectName, String>,
@@ -72,8 +73,8 @@ pub fn configuration(advertised: &Advertised, table: u32, labels: &Labels) -> Co
 }
 
 impl Configuration {
-    /// Derives the router id from the name of the node, unless a peer sets one. BIRD needs this on a node without an IPv4
-    /// address, and does not start without an id.
+    /// Derives the router id from the name of the node, unless a peer sets one. BIRD needs this on a node without an
+    /// IPv4 address: it does not start without an id.
     #[must_use]
     pub fn with_derived_id(self, node: &str) -> Self {
         Self { derived_id: Some(router_id(node)), ..self }
@@ -81,8 +82,9 @@ impl Configuration {
 
     /// The text of the file, which may contain passwords. A session that is held back stays as it is in `last`, the
     /// text in use. If `last` lacks the session, the new text contains the session without the parts that have errors,
-    /// or omits it if the peer itself has an error. Unless every object has been read (`is_complete`), all sessions of
-    /// `last` are held back, because they may come from objects that have not been read.
+    /// or omits it if the peer itself has an error or its password is unknown. Unless the agent has read every object
+    /// that it can read (`is_complete`), all sessions of `last` are held back, because they may come from objects that
+    /// it has not read yet.
     pub fn text(&self, last: &str, is_complete: bool) -> String {
         let known = sessions_of(last);
         let mut sessions: BTreeMap<String, &str> =

@@ -284,7 +284,7 @@ fn password(object: &Object, spec: &api::BgpPeerSpec) -> Result<Option<Quoted>, 
         .ok_or_else(|| object.error("spec.password", format!("Invalid value: {VALID_PASSWORD}")))
 }
 
-/// What a password must be.
+/// The rule for passwords, in the words of the error.
 const VALID_PASSWORD: &str = "must have 1 to 80 bytes, no quotation marks and no control characters";
 
 fn quoted_password(text: &str) -> Option<Quoted> {

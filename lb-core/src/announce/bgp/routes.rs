@@ -94,8 +94,8 @@ impl Adopted {
     }
 
     /// Removes the routes that this agent can now judge: those that are `wanted`; a route to a single address, if
-    /// Services have the address and the node `this` serves no Service at the address; and all routes once the agent
-    /// has read every object (`complete`).
+    /// Services have the address and the node `this` serves no Service at the address; and, if `complete`, all routes:
+    /// the agent has read every object, or the node may not announce.
     pub fn settle(
         &mut self,
         wanted: &BTreeMap<IpNet, Offer>,

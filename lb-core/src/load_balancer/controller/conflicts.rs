@@ -9,8 +9,8 @@ use std::{
 
 use crate::model::ObjectName;
 
-/// How long `lb-agent status` lists a conflict after the controller last found it. The controller resolves most conflicts
-/// by its next write: if the conflict left the list at once, nobody would see it.
+/// How long `lb-agent status` lists a conflict after the controller last found it. The controller resolves most
+/// conflicts by its next write, so users would miss a conflict that left the list at once.
 pub(super) const LISTED_FOR: Duration = Duration::from_secs(600);
 
 /// Two Services had an address that they cannot share.

@@ -41,7 +41,7 @@ pub struct GcReport {
     pub entries: usize,
     /// Number of tunnelled flows that the pass has read.
     pub tunnelled: usize,
-    /// Number of deleted flows, both expired and evicted ones.
+    /// Number of deleted flows: expired ones, evicted ones, and abandoned second flows of masqueraded connections.
     pub expired: usize,
     /// Number of tunnelled flows among the deleted ones.
     pub expired_tunnelled: usize,
@@ -231,10 +231,10 @@ struct Pass<'a, 'w> {
     walk: Option<&'a mut (dyn FlowWalk + 'w)>,
     report: GcReport,
     /// Keys of the entries whose counterpart is not in the index. A program inserts the two entries of a flow one after
-    /// the other, so the pass checks these again after its walk.
+    /// the other, so the pass checks these keys again after its walk.
     alone: Vec<Tuple>,
-    /// Key and forward entry of second flows that may be abandoned. Checked again after the lost entries of their first
-    /// flows are restored.
+    /// Key and forward entry of second flows that may be abandoned. The pass checks these again after it has restored
+    /// the lost entries of their first flows.
     silent: Vec<(Tuple, Flow)>,
 }
 
@@ -321,8 +321,8 @@ impl<'a, 'w> Pass<'a, 'w> {
     }
 }
 
-/// Whether this is the second flow of a masqueraded connection, without a packet for [`ABANDONED`] seconds. If the first
-/// flow is gone as well, it is abandoned.
+/// Whether this is the second flow of a masqueraded connection, without a packet for [`ABANDONED`] seconds. If the
+/// first flow is gone as well, the second flow is abandoned.
 fn is_silent_second(forward: &Flow, reply: &Flow, now: Tick) -> bool {
     forward.is_second() && now.seconds_since(forward.last_seen.max(reply.last_seen)) >= ABANDONED
 }

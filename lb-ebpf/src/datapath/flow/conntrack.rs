@@ -96,8 +96,9 @@ fn delete_old_flow(packet: &Packet, reply: &Flow) -> bool {
 
 /// Deletes the connection whose reverse entry has this key, if its source port may be used again:
 /// [`flow::may_be_replaced`]. Without this reuse, a busy client would run out of ports towards a backend long before
-/// entries expire. Returns whether the key is free for this CPU: it has deleted the entry, or found none. Of several
-/// CPUs that find an entry, only one deletes it, and none deletes another entry that has taken its place since.
+/// entries expire. Returns whether the key is free for this CPU: this CPU has deleted the entry, or has found none. Of
+/// several CPUs that find the entry, only one deletes it. None deletes a later entry with the same key, except in the
+/// overflow, which does not distinguish the two.
 #[inline(always)]
 pub(crate) fn delete_if_over(key: &Tuple, eager: bool) -> bool {
     let over = match Over::of(flow_over(key, u32::from(eager))) {

@@ -245,9 +245,9 @@ fn delete_earlier(setup: &mut FlowSetup) {
     }
 }
 
-/// Inserts the forward entry. If another CPU has just inserted one for another packet of this flow, that entry stays,
-/// and the function deletes the reverse entries that this CPU has inserted, unless that entry has the same backend and
-/// source port. It also deletes them if there is no room for the forward entry.
+/// Inserts the forward entry. If another CPU has just inserted a forward entry for another packet of this flow, that
+/// entry stays. The function then deletes the reverse entries that this CPU has inserted, unless the existing forward
+/// entry has the same backend and source port. It also deletes them if there is no room for the forward entry.
 #[inline(never)]
 fn insert_forward(setup: &mut FlowSetup, replace: bool) -> Inserted {
     prepare_forward(setup, replace);

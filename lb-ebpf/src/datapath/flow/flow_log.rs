@@ -84,7 +84,8 @@ extern "C" fn flow_log_closed(tuple: *const Tuple, flow: *const Flow, phase: u32
     1
 }
 
-/// The kind of event with this number. For a flow that it deletes, a program emits only one of these two kinds.
+/// The kind of event with this number: `Evicted` or `Replaced`. A program emits no other kind for a flow that it
+/// deletes.
 #[inline(always)]
 pub(super) const fn kind_of_end(number: u32) -> FlowEventKind {
     const EVICTED: u32 = FlowEventKind::Evicted as u32;

@@ -22,7 +22,7 @@ use lb_ebpf::{
     service::schedule,
 };
 
-use super::through_stack;
+use super::translate_at_tc;
 use crate::datapath::{
     context::{Hook, HookContext},
     device,
@@ -148,7 +148,7 @@ fn receive(skb: &mut Skb, packet: &mut Packet) -> Received {
     }
 }
 
-/// Whether the flow of `target` may have this packet.
+/// Checks the flags of the inner segment: whether the segment may begin the flow, or may belong to the known flow.
 #[inline(always)]
 fn inner_segment(packet: &Packet, target: Target) -> Result<(), Outcome> {
     if target == Target::FirstPacket && matches!(packet.body, Body::Tcp | Body::Sctp) {
@@ -315,7 +315,7 @@ fn forward(skb: &mut Skb, packet: &Packet) -> Outcome {
     outcome_of(|| {
         let flow = conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)?;
         fragments::remember_inner(skb, packet);
-        match through_stack(skb, packet, flow)? {
+        match translate_at_tc(skb, packet, flow)? {
             Outcome::Forward => Ok(Outcome::Decapsulated),
             outcome => Ok(outcome),
         }

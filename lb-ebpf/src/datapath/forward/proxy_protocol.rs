@@ -101,7 +101,8 @@ fn plan_to_backend(segment: &mut Segment, flow: &mut Flow, reply: &Flow) -> u32 
             flow.seen |= seen::PROXY_HEADER;
             let mut plan = HeaderChange::Carry as u32 | CUT | HEADER;
             if segment.end() != segment.seq {
-                // So that the copy does not count as a retransmission when it enters the node.
+                // Sets the recorded sequence number back, so that the copy does not count as a retransmission when it
+                // enters the node.
                 flow.next_seq = segment.seq;
                 plan |= COPY;
             }

@@ -21,7 +21,8 @@ use crate::datapath::{
 };
 
 /// Turns an ICMP `error` into one for the client whose tunnelled packet it quotes. Returns
-/// [`Outcome::UnknownIcmpError`] and changes nothing if it quotes none, or if a pod may have sent it.
+/// [`Outcome::UnknownIcmpError`] and changes nothing if the error quotes no such packet, says nothing usable about the
+/// path, or may come from a pod.
 #[inline(never)]
 pub(crate) fn relay(skb: &mut Skb, error: &Packet) -> Outcome {
     outcome_of(|| {
@@ -57,7 +58,7 @@ fn find(skb: &Skb, headers: &Headers) -> bool {
 }
 
 /// Parses the packet inside that tunnel. Returns false unless the packet's flow leads through the tunnel and the error
-/// is for the node that began the tunnel: anybody can send an ICMP error.
+/// is for the node that began the tunnel: any machine can send an ICMP error.
 #[inline(never)]
 fn parse(skb: &Skb, error: &Packet, packet: &mut Packet) -> bool {
     let Ok(scratch) = scratch() else { return false };

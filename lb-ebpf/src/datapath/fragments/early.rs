@@ -318,8 +318,8 @@ fn set_aside(skb: &Skb) -> Option<u32> {
     if length == 0 || length as usize > MAX_FRAME {
         return None;
     }
-    // The device may have verified the checksum of this packet. That says nothing about the fragments that the frame
-    // carries next, so the program makes the kernel forget it.
+    // The device may have verified the checksum of this packet. The result says nothing about the fragments that the
+    // frame carries next, so the program makes the kernel drop the result.
     // SAFETY: the context is that of this program, and the helper does not move packet data.
     let _result = unsafe { bpf_csum_level(skb.ctx.skb.skb, u64::from(BPF_CSUM_LEVEL_RESET)) };
     let frame = scratch().ok()?.frame();

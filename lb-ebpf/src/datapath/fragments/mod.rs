@@ -4,7 +4,7 @@
 //! The programs record the ports and the protocol of a first fragment in `FRAGMENTS` until all fragments of the
 //! datagram have been seen, for at most about 30 s. Later fragments that enter the node before the first one wait in
 //! [`early`]. A translated fragment has the outcome of its flow: see
-//! [`through_stack`](super::forward::through_stack).
+//! [`translate_at_tc`](super::forward::translate_at_tc).
 
 mod early;
 

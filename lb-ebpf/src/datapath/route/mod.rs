@@ -20,7 +20,8 @@ pub(crate) enum FibResult {
     WithoutNeighbour,
     /// A route that takes only smaller packets.
     TooNarrow,
-    /// No route, or one that leads to this node or nowhere.
+    /// No route by which the node may forward the packet: there is none, it leads to this node or nowhere, or the
+    /// device that the packet came in through does not forward.
     Nothing,
 }
 

@@ -29,8 +29,8 @@ static LIMIT_BUCKETS: LruHashMap<ServiceClient, u64, { capacity::LIMIT_BUCKETS }
 /// program admits the connection: that many collisions are rare, and a connection within the limit must not fail.
 const ATTEMPTS: u32 = 4;
 
-/// Takes the tokens for a new connection. With `only_routed`, as for the XDP program, a connection that needs tokens is
-/// left to tc, so that they are taken only once.
+/// Takes the tokens for a new connection. With `only_routed`, as for the XDP program, the function leaves a connection
+/// that needs tokens to tc, so that the connection takes them only once.
 #[inline(always)]
 pub(crate) fn admits(packet: &Packet, service: &Service, only_routed: bool) -> Result<(), Outcome> {
     if !limit::applies(service, packet.tuple.protocol, packet.segment.is_syn()) {

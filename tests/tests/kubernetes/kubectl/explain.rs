@@ -165,8 +165,8 @@ impl Site {
         (1..=2).map(|number| format!("---- n{number}\n{}", log(number))).collect()
     }
 
-    /// Runs `explain` for a connection from a Pod to a port of a Service: a new one, or with `client_port` the open one
-    /// from that port.
+    /// Runs `explain` for a connection from a Pod to a port of a Service: a new connection, or with `client_port` the
+    /// open connection from this port of the Pod.
     fn run(&self, client: &str, service: &str, client_port: Option<u16>) -> Output {
         let [pod, service] = [format!("pod/shop/{client}"), format!("svc/shop/{service}")];
         let port = client_port.map(|port| port.to_string());

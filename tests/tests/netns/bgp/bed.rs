@@ -283,8 +283,8 @@ impl Bed {
         hops.filter_map(|gateway| self.number_of(&gateway)).collect()
     }
 
-    /// Number of the node with this address, which may be a link-local one: BGP also sends that as the next hop of IPv6
-    /// routes.
+    /// Number of the node with this address, which may be a link-local one: BGP also sends the link-local address of a
+    /// node as the next hop of IPv6 routes.
     fn number_of(&self, gateway: &str) -> Option<usize> {
         (1..=self.nodes.len()).find(|number| {
             [format!("10.9.0.{number}"), format!("fd00:9::{number:x}"), format!("fe80::{number:x}")]
@@ -315,7 +315,7 @@ impl Bed {
     }
 
     /// Both ends of the TCP connection of the IPv4 BGP session between the router and a node. A session that was reset
-    /// has another connection. (BIRD shows since when a session has been up, but computes that time anew for each
+    /// has another connection. (BIRD shows since when a session has been up, but computes that time again for each
     /// answer, and may be a millisecond off.)
     pub(super) fn session(&self, number: usize) -> String {
         let node = format!("10.9.0.{number}");

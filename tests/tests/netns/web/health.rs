@@ -74,8 +74,8 @@ fn service_is_first_in_the_list(browser: &Browser) {
     until(browser, "return document.querySelector('tbody tr:not(.gap)').innerText.includes('2 unhealthy')");
 }
 
-/// An endpoint flaps if it becomes unhealthy four times within ten minutes. It keeps failing, so that it is unhealthy for
-/// the rest of the test: the first hold ends after a minute.
+/// An endpoint flaps if it becomes unhealthy four times within ten minutes. The test lets it keep failing, so that
+/// it is unhealthy for the rest of the test: the first hold ends after a minute.
 fn page_says_until_when_a_flapping_endpoint_is_held(browser: &Browser, status: &AtomicU16) {
     open(browser, SERVER, "/services/default/web");
     for _ in 0..3 {

@@ -123,7 +123,7 @@ fn open_page_survives_the_agent_that_serves_it() {
     bed.agent.take().unwrap().kill().unwrap();
     shows(&browser, "no answer");
     shows(&browser, "This server does not answer");
-    // The agent restarts, and the page goes on by itself.
+    // The agent restarts, and the page shows its data again without a reload.
     bed.start_agent_with(&["--web-bind-address", &address]);
     until(&browser, DRAWN);
     until(&browser, HEALTHY);
@@ -205,8 +205,9 @@ fn scroll(browser: &Browser) -> [f64; 3] {
     serde_json::from_value(browser.run(SCRIPT).unwrap()).unwrap()
 }
 
-/// Measures up to three times, because other tests may need the CPUs meanwhile; returns the first result, in
-/// milliseconds, below the limit for an idle machine. Panics if no result is.
+/// Measures up to three times, because other tests may need the CPUs at the same time. Returns the first result, in
+/// milliseconds, that is below `limit` times [`patience`] and [`busy`]; `limit` is for an idle machine. Panics if no
+/// result is.
 fn best_of_three(what: &str, limit: f64, mut measure: impl FnMut() -> f64) -> f64 {
     let mut last = f64::INFINITY;
     for _ in 0..3 {

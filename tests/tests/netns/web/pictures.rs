@@ -52,7 +52,7 @@ impl Grid {
         Ok(Self { columns, cells: cells.collect() })
     }
 
-    /// Percentage of cells that differ more than [`TOLERANCE`].
+    /// Percentage of cells that differ by more than [`TOLERANCE`].
     fn difference(&self, other: &Self) -> Result<usize> {
         let (is, should) = ((self.columns, self.cells.len()), (other.columns, other.cells.len()));
         ensure!(is == should, "the sizes differ: columns and cells are {is:?}, not {should:?}");

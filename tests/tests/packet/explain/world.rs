@@ -344,7 +344,8 @@ impl World<'_> {
                     (Conclusion::Begins { backends }, Conclusion::Translated { outcome, .. }) => {
                         backends.iter().any(|candidate| candidate.outcome == *outcome)
                     }
-                    // XDP has chosen a backend whose flows only tc creates; with another choice, tc would find the flow.
+                    // XDP has chosen a backend whose flows only tc creates; with another choice, tc would find the
+                    // flow.
                     (Conclusion::Begins { backends: at_xdp }, Conclusion::Begins { backends: at_tc }) => {
                         let is_same = |(at_xdp, at_tc): (&Candidate, &Candidate)| {
                             let outcomes = [at_xdp.outcome, at_xdp.outcome.of_first_packet()];
@@ -462,8 +463,8 @@ impl World<'_> {
         }
     }
 
-    /// Sometimes causes an event between packets: time passes, a Service changes, an entry is lost, or a takeover from
-    /// programs of another map layout begins or ends.
+    /// Sometimes causes an event between packets: affinity ages, a Service changes, an entry is lost, or a takeover
+    /// from programs of another map layout begins or ends.
     fn disturb(&mut self) {
         match self.dice.u8(..20) {
             0 => self.bed.age_affinity(3),

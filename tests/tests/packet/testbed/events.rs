@@ -1,4 +1,4 @@
-//! The events that the programs report to `monitor`.
+//! The events that the programs emit for `monitor`.
 
 use aya::maps::{Array, MapData, RingBuf};
 use lb_common::{Event, monitor};

@@ -99,14 +99,14 @@ impl Sent {
         self.compare(expected);
     }
 
-    /// Asserts that the packet goes on untouched.
+    /// Asserts that the program passes the packet on untouched.
     #[track_caller]
     pub(crate) fn passes_untouched(self, outcome: Outcome) {
         self.check(-1, outcome);
         self.compare_bytes(&self.input);
     }
 
-    /// Asserts that the packet goes on untouched, with any outcome.
+    /// Asserts that the program passes the packet on untouched, with any outcome.
     #[track_caller]
     pub(crate) fn passes_unchanged(self) {
         assert_eq!(action_name(self.action), action_name(-1), "{}: {:?}", self.case, self.moved);

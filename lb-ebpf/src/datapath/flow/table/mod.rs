@@ -173,7 +173,7 @@ extern "C" fn flow_insert(key: *const Tuple, flow: *const Flow, anywhere: u32) -
 /// insertion takes about a tenth of a microsecond.
 const ATTEMPTS: u32 = 64;
 
-/// Waits until a look-up finds the entry that another CPU is inserting, but for at most [`ATTEMPTS`] look-ups.
+/// Waits until a lookup finds the entry that another CPU is inserting, but for at most [`ATTEMPTS`] lookups.
 #[inline(always)]
 fn await_entry(key: &Tuple) {
     for _ in 0..ATTEMPTS {

@@ -1,8 +1,8 @@
 //! Results of the operations on the flow table. Global functions of BPF return only numbers, so some of the types have
 //! a number for each value.
 
-/// The place of one entry, valid until another entry takes that place. (The overflow does not tell successive entries
-/// with the same key apart: in the overflow, the place is that of the current entry.)
+/// The place of one entry, valid until another entry takes that place. (The overflow does not distinguish successive
+/// entries with the same key: there, the place stands for the current entry.)
 #[repr(C)]
 pub(crate) struct Place {
     /// The control word of the slot when the entry was found; 0 in the overflow.
@@ -18,7 +18,7 @@ impl Place {
     pub(super) const IN_OVERFLOW: Self = Self { control: 0, index: 0, in_overflow: 1 };
 }
 
-/// Where a look-up has found the entry with its key.
+/// Where a lookup has found the entry with its key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Location {
     /// Neither the table nor the overflow has the entry.
@@ -57,7 +57,8 @@ impl Location {
 pub(crate) enum Inserted {
     /// The entry is new.
     New = 0,
-    /// The key has an entry. A look-up finds it, unless another CPU has removed it or takes very long to insert it.
+    /// The key has an entry. A lookup finds the entry, unless another CPU has removed it or takes very long to insert
+    /// it.
     Exists = 1,
     /// Neither the table nor the overflow has room, or the kernel has no memory.
     Full = 2,
