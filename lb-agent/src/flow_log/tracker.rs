@@ -41,7 +41,7 @@ pub(super) trait Names {
 pub(super) struct Line {
     pub(super) from: Tuple,
     pub(super) to: Tuple,
-    /// The [`flow_flags`] of the forward entry.
+    /// The [`lb_common::flow_flags`] of the forward entry.
     pub(super) flags: u8,
     pub(super) who: Arc<Who>,
     pub(super) choice: Option<(u8, u8)>,
