@@ -154,7 +154,8 @@ mod programs {
         }
     }
 
-    /// Some helpers of the kernel need a licence compatible with the GPL; this is the licence of the repository.
+    /// The licence of the BPF object. Some helpers of the kernel need one that is compatible with the GPL, as `Dual MIT/GPL`
+    /// is. (The sources are under MIT or Apache-2.0.)
     #[unsafe(link_section = "license")]
     #[unsafe(no_mangle)]
     static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

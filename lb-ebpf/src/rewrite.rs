@@ -110,9 +110,9 @@ pub fn unfinished_transport<F: FrameMut + ?Sized>(
     } else {
         let header: &mut UdpHdr = frame.header_mut(l4)?;
         set_ports(&mut header.src, &mut header.dst, &flow.to);
-        // The field becomes the sum over the new pseudo header, which is never 0: it contains the protocol. If the
-        // field is 0, the datagram has no checksum, and the device completes the checksum of a packet inside the
-        // datagram.
+        // A checksum of 0 means none and stays 0: the device then completes the checksum of a packet inside the
+        // datagram. Otherwise the field becomes the sum over the new pseudo header. That sum is never 0, because it
+        // contains the protocol.
         if half_word(&header.check) != 0 {
             let sum = sum(&header.check);
             set_half_word(&mut header.check, sum);

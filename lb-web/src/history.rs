@@ -34,7 +34,7 @@ pub(crate) struct Reading {
     pub(crate) fill: Arc<Vec<Fill>>,
 }
 
-/// The packets per second between two readings.
+/// A point of the charts: packet rates since the previous reading, and the fill of the maps.
 #[derive(Debug)]
 struct Point {
     time: u64,

@@ -321,7 +321,8 @@ impl Line {
     }
 }
 
-/// Sends a datagram whose content depends on `number`, so that the answer to another datagram is noticed.
+/// Sends a datagram and waits for its echo; returns the server's name. The content depends on `number`, so that the
+/// answer to another datagram is noticed.
 fn ask_with(socket: &UdpSocket, number: u64) -> io::Result<String> {
     Ok(echo(socket, pattern::at(number * UDP_PIECE as u64, UDP_PIECE))?.server)
 }

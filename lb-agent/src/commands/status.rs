@@ -47,7 +47,7 @@ pub(super) struct Status {
     outcomes: Vec<OutcomeView>,
 }
 
-/// The JSON output of `status`: the state, and the conditions that need attention, worst first.
+/// The JSON output of `status`: the state, and the conditions of every severity, worst first.
 #[derive(Debug, Serialize)]
 struct Page {
     #[serde(flatten)]
@@ -161,7 +161,7 @@ pub(super) fn look_beside(
     })
 }
 
-/// Everything that is wrong, with advice, worst first.
+/// The conditions of every severity, with advice, worst first.
 pub(super) fn problems(status: &Status, now: Timestamp) -> Vec<Problem> {
     let Status { agent, missing, degraded, kube_proxy, kube_proxy_errors, socket_programs, .. } = status;
     let mut problems = Vec::new();

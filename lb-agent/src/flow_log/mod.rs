@@ -68,7 +68,8 @@ const LAST_MOMENT: Duration = Duration::from_secs(2);
 pub struct FlowLogConfig {
     /// Where the agent writes the lines: file, standard output or socket.
     pub target: FlowLogTarget,
-    /// Time between two lines of one long connection.
+    /// Minimum time between two lines of one connection, unless an annotation of its Service sets another. A connection
+    /// without traffic since its last line gets no line.
     pub interval: Duration,
     /// How many of a million connections are logged, chosen by a hash.
     pub sample: u32,

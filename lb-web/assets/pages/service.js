@@ -174,7 +174,10 @@ export default function service(root, frame, [namespace, name]) {
       const ready = port.backends.filter((backend) => backend.state === "active").length;
       const first = port.frontends[0];
       const explain = first ? h("a", { href: `/explain?to=${encodeURIComponent(socket(first.address, first.port))}&protocol=${port.protocol.toLowerCase()}` }, "Explain a packet to it") : null;
-      return panel(title, ready ? `${ready} ready of ${port.backends.length}` : "no backend takes new connections",
+      const count = port.backends.length;
+      // Terminating backends get new connections while there is no other one.
+      const state = ready ? `${ready} ready of ${count}` : count ? `${count} terminating, no other backend` : "no backend";
+      return panel(title, state,
         h("div", { className: "picture" }, picture(port, width)), h("div", { className: "body" }, facts(port), explain ? h("p", { className: "hint" }, explain) : null),
         scroll(`Backends of ${title}`, backendTable(port)), scroll(`Frontends of ${title}`, frontendTable(port)));
     };

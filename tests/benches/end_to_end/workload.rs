@@ -38,7 +38,7 @@ pub(crate) struct Size {
 pub(crate) struct Workload {
     /// The IP family of all addresses.
     pub(crate) family: Family,
-    /// The Services, in the order in which sequential rules would try them.
+    /// The Services, in the order in which the rules of iptables try them.
     services: Vec<Service>,
     node_addresses: [IpAddr; 2],
 }

@@ -53,7 +53,7 @@ impl Route {
     /// Sets the mark of the packet, which a lookup with `BPF_FIB_LOOKUP_MARK` reads.
     #[inline(always)]
     pub(crate) const fn set_mark(&mut self, mark: u32) {
-        // A union in the kernel: the mark has the place of the MAC addresses, which are results.
+        // In the kernel's struct, the mark shares a union with the MAC addresses, which are outputs.
         let [a, b, c, d] = mark.to_ne_bytes();
         self.macs[0] = [a, b, c, d, 0, 0];
     }

@@ -1,4 +1,4 @@
-//! What the clients saw, as data and as text.
+//! The report of the demo: how the clients' downloads fared in each scene, as JSON and as text.
 
 use std::time::{Duration, Instant};
 
