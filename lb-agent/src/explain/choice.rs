@@ -146,9 +146,12 @@ impl<T: Tables> Walk<'_, T> {
 }
 
 /// The index of the next backend (the first one follows the last one) if the client's earlier `flow` went to the
-/// backend at `place` and got no answer, else `place`; as `choose::another` finds it.
+/// backend at `place` and got no answer, and the next backend takes new flows; else `place`. As `choose::another` finds
+/// it.
 fn another(service: &Service, flow: &Flow, slice: &[Backend], place: u32) -> u32 {
     let Some(backend) = slice.get(place as usize) else { return place };
     let slot = service.backends_base.wrapping_add(place);
-    schedule::retried(service, flow, backend, slot).wrapping_sub(service.backends_base)
+    let index = |slot: u32| slot.wrapping_sub(service.backends_base);
+    let weight = |slot| slice.get(index(slot) as usize).map_or(0, |backend| backend.weight);
+    index(schedule::retried(service, flow, backend, slot, weight))
 }

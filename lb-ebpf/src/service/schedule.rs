@@ -53,21 +53,25 @@ pub const fn takes_turns(scheduler: u8) -> bool {
 }
 
 /// The slot for another attempt of a client whose previous connection is `flow`. The scheduler has chosen `backend`,
-/// which is in `slot`: the result is the next slot of the service if `flow` went to that backend and got no answer,
-/// else `slot`.
+/// which is in `slot`: the result is the next slot of the service if `flow` went to that backend and got no answer, and if
+/// the next backend takes new flows (`weight` reads its weight); else `slot`.
 #[inline(always)]
-pub fn retried(service: &Service, flow: &Flow, backend: &Backend, slot: u32) -> u32 {
+pub fn retried(
+    service: &Service,
+    flow: &Flow,
+    backend: &Backend,
+    slot: u32,
+    weight: impl FnOnce(u32) -> u32,
+) -> u32 {
     let answered = flow.seen & seen::ACK != 0;
     let (address, port) = (&flow.to.destination, flow.to.destination_port);
     if answered || (address, port) != (&backend.address, backend.port) {
         return slot;
     }
     let next = slot.wrapping_add(1);
-    if next < service.backends_base.wrapping_add(service.backends_count) {
-        next
-    } else {
-        service.backends_base
-    }
+    let is_last = next >= service.backends_base.wrapping_add(service.backends_count);
+    let next = if is_last { service.backends_base } else { next };
+    if weight(next) > 0 { next } else { slot }
 }
 
 /// The number of entries that a scheduler draws from.
@@ -253,14 +257,20 @@ mod tests {
         let backend = backend(0);
         let to = Tuple::new(Address::default(), backend.address, 1, backend.port, 6);
         let other = Tuple { destination_port: 1, ..to };
-        for (to, seen, slot, expected) in [
-            (to, seen::PACKET | seen::SYN, 8, 9),
-            (to, seen::PACKET | seen::SYN, 10, 8),
-            (to, seen::PACKET | seen::SYN | seen::ACK, 8, 8),
-            (other, seen::PACKET | seen::SYN, 8, 8),
+        for (to, seen, slot, weight, expected) in [
+            (to, seen::PACKET | seen::SYN, 8, 1, 9),
+            (to, seen::PACKET | seen::SYN, 10, 1, 8),
+            (to, seen::PACKET | seen::SYN, 8, 0, 8),
+            (to, seen::PACKET | seen::SYN | seen::ACK, 8, 1, 8),
+            (other, seen::PACKET | seen::SYN, 8, 1, 8),
         ] {
             let flow = Flow { seen, to, ..Flow::zeroed() };
-            assert_eq!(retried(&service, &flow, &backend, slot), expected, "seen {seen}, slot {slot}");
+            let weight_of_next = |next| {
+                assert_eq!(next, if slot == 10 { 8 } else { slot + 1 });
+                weight
+            };
+            let retried = retried(&service, &flow, &backend, slot, weight_of_next);
+            assert_eq!(retried, expected, "seen {seen}, slot {slot}, weight {weight}");
         }
     }
 

@@ -155,6 +155,20 @@ fn backend_of_weight_0_gets_no_new_flow() {
     }
 }
 
+#[test]
+fn unanswered_syn_tries_no_backend_of_weight_0() {
+    let mut bed = Testbed::with_syn_retries(1);
+    for family in Family::BOTH {
+        assert!(bed.start(&format!("SYN without an answer, {family:?}"), Device::Ethernet));
+        bed.service_with_scheduler(family.vip(), TCP, Scheduler::Random, &backends(family, &[1, 0]));
+        let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
+        for _ in 0..6 {
+            let _sent = bed.send(Hook::Ingress, &syn);
+            assert_eq!(bed.flows()[&syn.tuple()].to.destination_socket().port(), 8001);
+        }
+    }
+}
+
 /// For new flows, backends of weight 0 are treated as if they did not exist.
 #[test]
 fn new_flows_are_rejected_if_all_weights_are_0() {

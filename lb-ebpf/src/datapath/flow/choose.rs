@@ -48,13 +48,14 @@ pub(crate) fn choose(tuple: &Tuple, service: &Service, affine: impl FnOnce()) ->
 }
 
 /// The slot for another attempt of the client of `tuple`: the one after `slot` if the backend in `slot` has the
-/// client's flow and has not answered, else `slot`.
+/// client's flow and has not answered, and the next backend takes new flows; else `slot`.
 #[inline(never)]
 pub(crate) fn another(tuple: &Tuple, service: &Service, slot: u32) -> u32 {
     let (Some(flow), Some(backend)) = (conntrack::lookup(tuple), service::backend(slot)) else {
         return slot;
     };
-    schedule::retried(service, flow, backend, slot)
+    let weight = |slot| service::backend(slot).map_or(0, |backend| backend.weight);
+    schedule::retried(service, flow, backend, slot, weight)
 }
 
 #[inline(never)]
