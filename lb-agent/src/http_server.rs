@@ -1,5 +1,5 @@
 //! Serves HTTP/1.1 on the connections of a listener. A client that does not finish a request keeps its connection for
-//! [`LONGEST_REQUEST`]: otherwise such clients would use up the agent's file descriptors.
+//! [`LONGEST_REQUEST`] at most: otherwise such clients would use up the agent's file descriptors.
 
 use std::{
     convert::Infallible,

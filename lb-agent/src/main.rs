@@ -82,7 +82,8 @@ fn run(Cli { kernel, command }: Cli) -> anyhow::Result<()> {
     }
 }
 
-/// Returns the paths for a command other than `run`, and sets the log up for warnings and errors only.
+/// Returns the paths for a command other than `run`, and sets the log up: for warnings and errors only, unless
+/// `RUST_LOG` sets another filter.
 fn paths(given: KernelArgs) -> Result<KernelPaths, ConfigError> {
     daemon::logging::init(None, "warn", LogFormat::Human);
     KernelPaths::new(given)

@@ -1,6 +1,6 @@
 //! Pages that `--metrics-bind-address` serves in addition to metrics, at the paths of kube-proxy.
 //!
-//! | path | what |
+//! | path | answer |
 //! |---|---|
 //! | `/healthz`, `/healthz/ping` | `ok`: the process answers; [`crate::health`] has the health of the agent |
 //! | `/proxyMode` | [`PROXY_MODE`] |
@@ -32,7 +32,7 @@ const WARNING: &str = "Warning: This endpoint is not meant to be machine parseab
 /// Paths that the page `/statusz` lists.
 const PATHS: &str = "/configz /flagz /healthz /metrics /metrics/slis /proxyMode";
 
-/// What the pages show.
+/// The data that the pages show.
 #[derive(Debug)]
 pub struct About {
     /// The JSON of the page `/configz`.

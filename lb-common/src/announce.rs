@@ -46,10 +46,11 @@ impl Announcement {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Heard {
-    /// When another machine last claimed the address while this node announced it, in nanoseconds of `CLOCK_BOOTTIME`;
-    /// 0: never.
+    /// When another machine last claimed the address while this node had the right to answer for it, in nanoseconds of
+    /// `CLOCK_BOOTTIME`; 0: never.
     pub conflict_at: u64,
-    /// How many times another machine has claimed the address while this node announced it.
+    /// How many times another machine has claimed the address while this node had the right to answer for it. Each such
+    /// claim ends the right, so further claims count only once the agent has renewed [`Announcement::since`].
     pub conflicts: u64,
     /// ARP requests and neighbour solicitations that the node has answered.
     pub answers: u64,

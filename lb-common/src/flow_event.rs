@@ -31,7 +31,8 @@ pub struct FlowEvent {
     pub scheduler: u8,
     /// The [`crate::conntrack::flow_flags`] of the forward entry.
     pub flags: u8,
-    /// The index of the flow's phase in [`crate::conntrack::Phase::ALL`].
+    /// The index of the flow's phase in [`crate::conntrack::Phase::ALL`]. With [`FlowEventKind::Begun`] it is always
+    /// that of [`crate::conntrack::Phase::Opening`], even for UDP.
     pub phase: u8,
     /// Padding, always 0. (Separate from `zeros`: LLVM would fill one field of three bytes by a call to `memset`.)
     pub zero: u8,
@@ -54,8 +55,8 @@ pub enum FlowEventKind {
     /// A new flow has taken the slot of one of this flow's entries, because all slots where the new entry may be were
     /// occupied.
     Evicted = 2,
-    /// A new connection from the same client port has replaced the flow; or a new flow has taken the flow's source port;
-    /// or the flow was over, and its client has connected to the backend from the same port without the VIP.
+    /// A new connection from the same client port has replaced the flow; or a new flow has taken the flow's source
+    /// port; or the flow was over, and its client has connected to the backend from the same port without the VIP.
     Replaced = 3,
 }
 

@@ -26,7 +26,8 @@ pub enum Scheduler {
     SourceHash = 7,
     /// By the virtual address.
     DestinationHash = 8,
-    /// By the client's address and port, consistently (Maglev), in proportion to the weights.
+    /// By the client's address and port, consistently (Maglev), in proportion to the weights. If the service has
+    /// session affinity, by the address alone.
     Maglev = 9,
 }
 
@@ -73,7 +74,7 @@ impl Scheduler {
         )
     }
 
-    /// Whether a backend of twice the weight gets twice as many flows. (All schedulers skip weight 0.)
+    /// Whether the scheduler gives more flows to a backend of larger weight. (All schedulers skip weight 0.)
     pub const fn is_weighted(self) -> bool {
         !matches!(self, Self::RoundRobin | Self::LeastConnection | Self::DestinationHash)
     }

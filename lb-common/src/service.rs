@@ -240,7 +240,8 @@ impl Service {
         self
     }
 
-    /// Whether an `internal` or external client is masqueraded.
+    /// Whether the flags ask that the client, which is internal or external (`internal`), is masqueraded. The way to the
+    /// backend may need no masquerading, see [`service_flags::MASQUERADE`].
     #[inline(always)]
     pub const fn masquerades(&self, internal: bool) -> bool {
         let flags = self.flags;
@@ -282,8 +283,8 @@ pub struct Backend {
     pub port: u16,
     /// Bits of [`backend_flags`].
     pub flags: u16,
-    /// Share of new flows relative to the other backends, see [`crate::Scheduler`]. With weight 0, the backend gets no
-    /// new flows; the default is 1.
+    /// Share of new flows relative to the other backends, see [`crate::Scheduler`]; the default is 1. To a backend of
+    /// weight 0 the scheduler gives no new flows, but clients that affinity pins to it keep it.
     pub weight: u32,
     /// The slot of `ACTIVE` that counts the backend's active flows, if the scheduler compares them; 0 means none.
     pub active_flows_slot: u32,

@@ -19,7 +19,7 @@ pub struct Settings {
     pub service_ranges: Networks,
     /// Nodes that may send packets through a tunnel to backends on this node, in addition to those in `PEERS`.
     pub peers: Networks,
-    /// Networks whose external clients may use no frontend (`--deny-source`).
+    /// Networks whose external clients may use no frontend: those of `--deny-source`, and those behind IPsec policies.
     pub denied: Networks,
     /// Source of masqueraded IPv4 packets if the routing table names none, and outer source of IPv4 packets in a
     /// tunnel. Also the client address of the node's sockets, by which the programs check source ranges and apply

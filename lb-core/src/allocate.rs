@@ -118,8 +118,8 @@ impl Allocator {
     ///
     /// # Errors
     ///
-    /// A Service without a valid name or without `spec`, a request that is malformed, out of range or taken, or a full
-    /// range; in the form of an API server's errors.
+    /// A Service without a valid name or without `spec`; a request that is malformed, out of range, taken, or for a
+    /// family without a range; or a full range. The texts have the form of an API server's errors.
     pub fn assign(&mut self, service: &mut api::Service) -> Result<(), ConvertError> {
         let name = convert::object_name("Service", &service.metadata)?;
         let object = Object::new("Service", &name);

@@ -33,7 +33,7 @@ pub struct Rule {
     backends: BTreeSet<EndpointKey>,
 }
 
-/// The rules, by the id of the service port ([`Flow::service`]).
+/// The rules of the service ports that have a timeout, by the id of the port ([`Flow::service`]).
 pub type Rules = BTreeMap<u32, Rule>;
 
 /// A change of the [`Rules`]: replaces the rules of one Service.

@@ -24,8 +24,8 @@ pub(crate) struct LastGood {
 }
 
 impl LastGood {
-    /// Takes the endpoints of `default/kubernetes` from what an earlier run left in the maps. Ignores frontends with
-    /// invalid records.
+    /// Takes the endpoints of `default/kubernetes` from what an earlier run left in the maps. Ignores the `distrusted`
+    /// frontends.
     pub(crate) fn found(contents: &Contents, distrusted: &BTreeSet<ServiceKey>) -> Self {
         let found = found_slices(contents, distrusted, Self::concerns);
         Self { slices: Family::ALL.map(|family| slices_of_family(&found, family)) }
@@ -113,8 +113,8 @@ fn endpoints_of_ports(slice: &EndpointSlice) -> impl Iterator<Item = EndpointOfP
 /// terminates.
 type Found<'a> = (&'a ServicePortName, Address, u16, bool);
 
-/// The backends of the `wanted` Services in the maps, each as a slice with one endpoint. Leaves out frontends with
-/// invalid records.
+/// The backends of the `wanted` Services in the maps, each as a slice with one endpoint. Leaves out the `distrusted`
+/// frontends.
 fn found_slices(
     contents: &Contents,
     distrusted: &BTreeSet<ServiceKey>,

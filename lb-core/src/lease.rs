@@ -13,13 +13,14 @@ use std::{ops::Range, time::Duration};
 /// The intervals of the election: how long a Lease lasts, and how often it is renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// How long followers wait after the last renewal that they have read, before they bid for the Lease.
+    /// The `spec.leaseDurationSeconds` that a leader writes: a follower bids for the Lease only when it has read the
+    /// same version for this long.
     pub lease: Duration,
     /// How long the leader may act after it sent its last successful renewal; shorter than `lease`.
     pub act: Duration,
-    /// Maximum time between two renewals of the leader, and between two reads of a follower.
+    /// Maximum pause before the next renewal of the leader, and before the next read of a follower.
     pub retry: Duration,
-    /// Maximum time that a request of the leader may take. The leader starts no request that could outlast its term.
+    /// Maximum time that a request of an agent may take. The leader starts no request that could outlast its term.
     pub request: Duration,
 }
 

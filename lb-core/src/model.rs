@@ -127,7 +127,8 @@ pub struct ServiceSettings {
 pub struct FlowLogPolicy {
     /// Whether the flow log has the Service's connections.
     pub logged: Option<bool>,
-    /// Time between two flow log lines of one long connection.
+    /// Minimum time between two flow log lines of one open connection. A connection without a packet since its last
+    /// line gets no line.
     pub interval: Option<Duration>,
 }
 
@@ -181,7 +182,7 @@ pub struct IgnoredAnnotation {
     pub annotation: Arc<str>,
     /// The annotation's value.
     pub value: Arc<str>,
-    /// Why the annotation has no effect, and what to do instead.
+    /// Why the annotation has no effect; often also what to do instead.
     pub why: &'static str,
 }
 
@@ -190,9 +191,9 @@ pub struct IgnoredAnnotation {
 pub struct AnnotationError {
     /// The annotation's name.
     pub annotation: &'static str,
-    /// The annotation's value.
+    /// The invalid value; if the annotation lists attributes, that of the invalid attribute.
     pub value: String,
-    /// What is wrong with the value, and what would be valid.
+    /// What is wrong with the value, or what would be valid.
     pub why: String,
 }
 
@@ -384,7 +385,8 @@ pub struct Node {
 /// Addresses of this node. Each list is sorted and has each address once.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct NodeAddresses {
-    /// All addresses of the node except loopback (`127.0.0.0/8`, `::1`) and IPv6 link-local ones.
+    /// The addresses of the node's devices that are up, except loopback (`127.0.0.0/8`, `::1`) and IPv6 link-local
+    /// ones, and except those of devices on which IPVS software left cluster IPs.
     pub own: Vec<IpAddr>,
     /// The primary address of this node in each family in which it has one, the default source of masqueraded packets;
     /// `own` also has these addresses.
@@ -394,7 +396,7 @@ pub struct NodeAddresses {
 }
 
 impl NodeAddresses {
-    /// Whether the node has the address; false for loopback and IPv6 link-local ones.
+    /// Whether the address is in [`Self::own`].
     pub fn is_own(&self, address: &IpAddr) -> bool {
         self.own.binary_search(address).is_ok()
     }

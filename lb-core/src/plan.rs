@@ -14,7 +14,8 @@ use crate::{
     tables::Digest,
 };
 
-/// Names of an endpoint's node, zone and pod, stored in the map `ENDPOINT_NAMES` so that commands can show them.
+/// Names of an endpoint's node, zone and pod, stored in the map `ENDPOINT_NAMES`. Commands show them, and the agent
+/// reads them after a restart.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct EndpointLabels {
     /// Name of the endpoint's node.
@@ -317,8 +318,8 @@ impl Condition {
     pub const MAPS: [&str; 7] =
         ["BACKENDS", "TABLES", "ACTIVE", "SERVICES", "SOURCE_RANGES", "LIMITS", "VIPS"];
 
-    /// Name of the full map, if the condition is that a map is full. The condition may end when other Services free
-    /// entries of this map.
+    /// Name of the full map, if the condition is that a map is full; `SERVICES` also stands for `SERVICE_NAMES`. The
+    /// condition may end when other Services free entries of this map.
     pub const fn waits_for(&self) -> Option<&'static str> {
         match self {
             Self::ArenaFull { .. } => Some("BACKENDS"),

@@ -238,7 +238,8 @@ impl Reconciler {
         }
     }
 
-    /// Sets the addresses of this node. If they differ from the known ones, the next plan covers every Service.
+    /// Sets the addresses of this node. If they differ from the known ones, the next plan covers every Service except
+    /// those that are [`kept`](Self::kept).
     pub fn set_addresses(&mut self, addresses: NodeAddresses) {
         if self.node.addresses != addresses {
             // `VIPS` also has the node's own addresses, so that the programs never take one for an unassigned cluster
@@ -586,9 +587,9 @@ impl Reconciler {
         }
     }
 
-    /// Returns the UDP frontends that have lost endpoints since the last call. Call it after the steps of a plan: until
-    /// they are applied, new flows may still go to the lost endpoints. If a step has failed, a later plan of the same
-    /// Services adds their frontends again.
+    /// Returns the UDP frontends that have lost endpoints, or that Services have gained, since the last call. Call it
+    /// after the steps of a plan: until they are applied, new flows may still go to the lost endpoints. If a step has
+    /// failed, a later plan of the same Services adds their frontends again.
     pub fn take_stale_frontends(&mut self) -> StaleFrontends {
         self.endings.take()
     }

@@ -46,7 +46,7 @@ const MAX_AFFINITY_SECONDS: i32 = 86_400;
 pub struct FieldError {
     /// Path of the field, such as `spec.ports[0].port`.
     pub field: String,
-    /// The API server's error text.
+    /// The error text, in the format of the API server's.
     pub why: String,
 }
 

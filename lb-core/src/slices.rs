@@ -34,8 +34,8 @@ impl Slices {
         }
     }
 
-    /// Takes over a slice of an earlier run. Returns true also for a slice that was taken over before; false if another
-    /// slice uses some of its slots.
+    /// Takes over a slice of an earlier run. Returns true also for a slice that was taken over before; false if some of
+    /// its slots do not exist, or if another slice uses them.
     pub(crate) fn adopt(&mut self, id: u32, range: SlotRange) -> bool {
         let SlotRange { base, count } = range;
         if let Some(known) = self.slices.get(&base) {

@@ -88,7 +88,7 @@ impl Sub for Traffic {
 /// The traffic of one backend of a service port, or of all its backends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Traffic since the ledger's first walk.
+    /// Traffic since the ledger's first walk; of a backend whose sums have expired, since it appeared again.
     pub total: Traffic,
     /// Number of flows that were not over at the last walk.
     pub active: u64,

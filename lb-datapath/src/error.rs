@@ -10,7 +10,7 @@ pub enum DatapathError {
         action: &'static str,
         /// Path of the file, folder or pin.
         path: PathBuf,
-        /// Error that the kernel returned.
+        /// Error that the kernel returned, or what is wrong with the content.
         source: io::Error,
     },
     /// Another agent has locked the folder.
@@ -74,7 +74,7 @@ pub enum DatapathError {
     Program {
         /// The program's name.
         program: &'static str,
-        /// The error, with the end of the verifier's log.
+        /// The error, with the end of the verifier's log if the verifier has refused the program.
         reason: String,
     },
     /// A veth drops the frames that a native XDP program sends through it.
@@ -102,7 +102,7 @@ pub enum DatapathError {
         action: &'static str,
         /// The map's name.
         map: &'static str,
-        /// Error that the kernel returned.
+        /// Error that the kernel returned, or an error about the use of the map, which is a bug.
         source: io::Error,
     },
     /// A request over netlink failed.
@@ -110,7 +110,7 @@ pub enum DatapathError {
     Netlink {
         /// The operation, as a verb and its object.
         action: String,
-        /// Error that the kernel returned.
+        /// Error that the kernel returned, or why its answers cannot be used.
         source: io::Error,
     },
     /// A program could not be attached to a device, or the programs on it could not be listed.

@@ -72,7 +72,7 @@ impl Forwarder {
 
     /// The answer from the cache or from a server. If there is no fresh one, the result is the expired answer (RFC
     /// 8767). Without an expired answer, it is what a server reports about its failure; `None` if no server answers, if
-    /// the last attempt failed a moment ago, or if too many questions are waiting.
+    /// the last attempt failed a moment ago, or if too many clients or questions are waiting.
     pub(crate) async fn resolve(self: &Arc<Self>, ask: &Ask) -> Resolution {
         let key = Key::new(&ask.question, ask.dnssec_ok, ask.checking_disabled);
         let cached = lock(&self.cache).get(&key, Instant::now());

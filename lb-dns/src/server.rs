@@ -84,7 +84,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// The machine does not have the address, or another server listens at it.
+    /// The machine does not have the address, another server listens at it, or this process may not use the port.
     pub async fn listen(
         self: Arc<Self>,
         address: SocketAddr,

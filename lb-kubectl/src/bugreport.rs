@@ -23,8 +23,9 @@ use crate::{
 /// Runs `bugreport`.
 ///
 /// # Errors
-/// The archive cannot be written, there are no agents, or not all nodes have answered. In the last case, the archive
-/// has the reports of the nodes that have answered, and `nodes.txt` has the errors of the others.
+/// The archive cannot be written, the agents cannot be found ([`Cluster::find`]), or not all nodes have answered. In
+/// the last case, the archive has the reports of the nodes that have answered, and `nodes.txt` has the errors of the
+/// others.
 pub(crate) async fn bugreport(cluster_args: &ClusterArgs, args: BugreportArgs) -> anyhow::Result<()> {
     let now = Timestamp::now();
     let name = format!("kubectl-lb-bugreport-{}", now.strftime("%Y%m%dT%H%M%SZ"));

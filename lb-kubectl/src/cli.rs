@@ -54,8 +54,8 @@ impl ClusterArgs {
         self.limit_or(15)
     }
 
-    /// How long a node may take to collect its report: longer than [`Self::limit`], because users often report a bug
-    /// while a node is busy.
+    /// How long a node may take to collect its report: without `--timeout` longer than [`Self::limit`], because users
+    /// often report a bug while a node is busy.
     pub(crate) fn limit_of_report(&self) -> Duration {
         self.limit_or(60)
     }

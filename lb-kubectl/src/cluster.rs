@@ -13,7 +13,7 @@ use tokio::time;
 
 use crate::{cli::ClusterArgs, exec::NodeError};
 
-/// Objects on a page of a list.
+/// Maximum number of objects on a page of a list.
 const PAGE: u32 = 500;
 
 /// The agents of a cluster.

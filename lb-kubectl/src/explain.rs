@@ -20,8 +20,8 @@ use crate::{
     target::Packet,
 };
 
-/// What `lb-agent explain` answers on one node. Scripts read the JSON of this type: after the first
-/// release, keys may be added, never renamed or removed.
+/// The answer of `lb-agent explain` on one node. Scripts read the JSON of this type: after the first release, keys may
+/// be added, never renamed or removed.
 #[derive(Debug, Serialize)]
 struct Part {
     node: String,
@@ -39,7 +39,7 @@ struct Next {
     /// The source that the backend sees; if `is_masqueraded`, the source before another program replaces it.
     from: String,
     backends: Vec<SocketAddr>,
-    /// Whether another program replaces the source when the packet leaves the node.
+    /// Whether another program, at tc egress, replaces the source afterwards.
     is_masqueraded: bool,
 }
 

@@ -12,7 +12,7 @@ use crate::{
     exec::{self, NodeError},
 };
 
-/// How many nodes are asked at the same time.
+/// Maximum number of nodes that are asked at the same time.
 const AT_ONCE: usize = 16;
 
 /// The answer of one node.
@@ -32,7 +32,7 @@ pub(crate) async fn json<T: DeserializeOwned>(
     of_all(cluster, |node| ask(cluster, node, arguments, limit)).await
 }
 
-/// Runs `lb-agent ARGUMENTS` on all nodes and takes what it prints. Shows progress on a terminal.
+/// Runs `lb-agent ARGUMENTS` on all nodes and returns its output. Shows progress on a terminal.
 pub(crate) async fn bytes(cluster: &Cluster, arguments: &[&str], limit: Duration) -> Vec<Answer<Vec<u8>>> {
     of_all(cluster, |node| async {
         let pod = node.pod.as_ref().map_err(Clone::clone)?;
@@ -91,7 +91,7 @@ pub(crate) fn all_answered<'a>(
     Ok(())
 }
 
-/// A bar that shows how many of the nodes have answered.
+/// A bar that shows how many of the nodes have answered or failed.
 fn progress(nodes: usize) -> ProgressBar {
     on_terminal(Some(nodes as u64), "{pos} of {len} nodes have answered ({elapsed})")
 }

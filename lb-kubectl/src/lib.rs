@@ -38,7 +38,7 @@ pub use self::{
 ///
 /// # Errors
 /// The kubeconfig or the API server cannot be used, there are no agents, or a node has not answered. The answers of the
-/// other nodes are printed before the error.
+/// other nodes are printed, or written to the archive, before the error.
 pub fn run(cli: Cli) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = runtime.block_on(async {

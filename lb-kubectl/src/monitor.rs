@@ -16,7 +16,7 @@ use crate::{
 /// Runs `monitor` until the user ends it.
 ///
 /// # Errors
-/// There are no agents, or the events of every node have ended.
+/// The agents cannot be found ([`Cluster::find`]), or the events of every node have ended.
 pub(crate) async fn monitor(cluster_args: &ClusterArgs, args: MonitorArgs) -> anyhow::Result<()> {
     let cluster = Cluster::find(cluster_args).await?;
     let width = cluster.nodes.iter().map(|node| node.name.len()).max().unwrap_or(0);

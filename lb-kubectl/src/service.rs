@@ -60,7 +60,8 @@ struct OnNode {
     node: String,
     /// The virtual addresses on the node, without node ports, which have other addresses on each node.
     frontends: BTreeSet<SocketAddr>,
-    /// The backends that the node uses. Traffic policies and topology may give one node fewer backends than another.
+    /// The backends that the node uses, including terminating ones. Traffic policies and topology may give one node
+    /// fewer backends than another.
     backends: BTreeSet<SocketAddr>,
 }
 
@@ -79,7 +80,8 @@ enum Problem {
 /// Runs `service`.
 ///
 /// # Errors
-/// There are no agents, no node serves the Service that the user named, or not all nodes have answered.
+/// The agents cannot be found ([`Cluster::find`]), no node serves the Service that the user named, or not all nodes
+/// have answered.
 pub(crate) async fn service(cluster_args: &ClusterArgs, args: ServiceArgs) -> anyhow::Result<()> {
     let cluster = Cluster::find(cluster_args).await?;
     let answers: Vec<Answer<Vec<Served>>> =

@@ -52,11 +52,13 @@ struct Row {
     node: String,
     version: Option<String>,
     kernel: Option<String>,
-    /// Time of the agent's last complete synchronisation; `None` if there was none, or the node has not answered.
+    /// Time of the agent's last complete synchronisation; `None` if there was none, no agent runs, or the node has not
+    /// answered.
     last_sync: Option<Timestamp>,
-    /// What needs attention on the node; `None` if the agent is too old to send a list, or the node has not answered.
+    /// All conditions of the node, worst first, including notes; `None` if the agent is too old to send a list, or the
+    /// node has not answered.
     conditions: Option<Vec<Condition>>,
-    /// Packets dropped since the map `STATS` was created; the map outlives the agent.
+    /// Packets dropped since the map `STATS` was created; the map outlives the agent. 0 if the node has not answered.
     drops: u64,
     /// Why the node has not answered.
     error: Option<String>,
@@ -65,7 +67,7 @@ struct Row {
 /// Runs `status`.
 ///
 /// # Errors
-/// There are no agents, or not all nodes have answered.
+/// The agents cannot be found ([`Cluster::find`]), or not all nodes have answered.
 pub(crate) async fn status(cluster_args: &ClusterArgs, args: StatusArgs) -> anyhow::Result<()> {
     let cluster = Cluster::find(cluster_args).await?;
     let answers = gather::json(&cluster, &["status", "-o", "json"], cluster_args.limit()).await;
@@ -99,7 +101,8 @@ impl Row {
         self.conditions.iter().flatten().filter(|condition| condition.severity == severity).count()
     }
 
-    /// Number of errors and warnings, and the worst one; `no answer` if the node has not answered.
+    /// Number of errors and warnings, and the worst one; `0` if there are none, `no answer` if the node has not
+    /// answered, [`NOTHING`] if the agent is too old to send conditions.
     fn problems(&self) -> String {
         if self.error.is_some() {
             return "no answer".to_owned();

@@ -49,7 +49,7 @@ pub enum TargetError {
     /// The Pod has no address.
     #[error("the Pod has no address yet; wait until it runs")]
     NoPodAddress,
-    /// The Service has no address.
+    /// The Service has no cluster IP.
     #[error(
         "the Service has no cluster IP, so clients reach its endpoints directly; explain needs a Service with one"
     )]
@@ -105,7 +105,7 @@ fn split(text: &str, kinds: &[&str], form: &'static str) -> Result<(String, Stri
     }
 }
 
-/// The first packet from the Pod to the Service.
+/// A packet from the Pod to the Service, without the source port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Packet {
     /// Address of the Pod.
@@ -117,8 +117,8 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// The first packet from `pod` to `service`, to the Service's first cluster IP in a family that the Pod also has;
-    /// with `family`, in that family.
+    /// The packet from `pod` to `service`, to the Service's first cluster IP in a family that the Pod also has; with
+    /// `family`, in that family.
     ///
     /// # Errors
     /// The Pod has no address, the Service has no cluster IP, they have no family in common or do not both have
@@ -176,7 +176,8 @@ fn list(addresses: &[IpAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The port with this number or name; if `wanted` is `None`, the only port.
+/// The port with this number or name (the first one, if a number selects several); if `wanted` is `None`, the only
+/// port.
 fn pick_port<'a>(service: &'a Service, wanted: Option<&str>) -> Result<&'a ServicePort, TargetError> {
     let ports = service.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
     let is_wanted = |port: &&ServicePort| {

@@ -45,7 +45,7 @@ struct Traffic {
 /// Runs `top`.
 ///
 /// # Errors
-/// There are no agents, or not all nodes have answered.
+/// The agents cannot be found ([`Cluster::find`]), or not all nodes have answered.
 pub(crate) async fn top(cluster_args: &ClusterArgs, args: TopArgs) -> anyhow::Result<()> {
     let cluster = Cluster::find(cluster_args).await?;
     let interval = args.interval.to_string();

@@ -17,7 +17,7 @@ use thiserror::Error;
 
 /// Name of the cookie of a session.
 const COOKIE: &str = "lb_session";
-/// How many characters a token needs.
+/// Minimum number of characters of a token.
 const SHORTEST: usize = 16;
 /// The text whose HMAC with the token is the cookie.
 const SESSION: &[u8] = b"lb-agent web session";
@@ -77,7 +77,8 @@ impl Token {
         &self.text
     }
 
-    /// Whether `text` is the token. The comparison takes the same time wherever the texts differ: it compares digests.
+    /// Whether `text`, without white space around it, is the token. The comparison takes the same time wherever the
+    /// texts differ: it compares digests.
     fn is(&self, text: &str) -> bool {
         let digest = hmac::sign(&self.key, text.trim().as_bytes());
         hmac::verify(&self.key, self.text.as_bytes(), digest.as_ref()).is_ok()
@@ -113,7 +114,7 @@ pub(crate) enum Admission {
     Allowed,
     /// The server has no token, and the request names a host other than loopback: see the module.
     WrongHost,
-    /// Another site has made the request.
+    /// A page of another site requests data (a path below `/api/`).
     OtherSite,
     /// The user has to log in.
     LoginRequired,

@@ -42,14 +42,14 @@ assets! {
     "pages/live.js" SCRIPT,
 }
 
-/// The HTML that each page is shown in.
+/// The HTML document of all pages except the login and the documentation. Its script builds the page.
 const INDEX: &str = include_str!("../assets/index.html");
 /// The page that asks for the token.
 const LOGIN: &str = include_str!("../assets/login.html");
 /// What the page of the login says after a wrong token.
 const WRONG_TOKEN: &str = "<p class=\"wrong\" role=\"alert\">This is not the token of this server.</p>";
 
-/// The HTML that each page is shown in.
+/// The HTML document of all pages except the login and the documentation.
 pub(crate) fn index() -> Response {
     html(StatusCode::OK, INDEX.to_owned())
 }

@@ -145,8 +145,8 @@ fn add_heading_anchors(events: &mut [Event<'_>]) -> BTreeSet<String> {
     anchors
 }
 
-/// Gives each row of a table an anchor: the words before the first punctuation mark in its first cell with letters. A
-/// row whose anchor is `taken` gets none.
+/// Gives each row of a table an anchor: the words before the first `;`, `:`, `(` or `,` in its first cell with letters.
+/// A row whose anchor is `taken` gets none.
 #[expect(clippy::wildcard_enum_match_arm, reason = "all other events stay as they are")]
 fn with_row_anchors<'a>(events: &[Event<'a>], taken: &mut BTreeSet<String>) -> Vec<Event<'a>> {
     let mut marked = Vec::with_capacity(events.len());

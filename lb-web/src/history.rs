@@ -11,9 +11,9 @@ use serde::Serialize;
 
 use crate::source::Fill;
 
-/// Time between two points.
+/// Time between two points; longer if a reading takes longer.
 pub(crate) const STEP: Duration = Duration::from_secs(2);
-/// Points that are kept: fifteen minutes.
+/// Maximum number of points: those of fifteen minutes.
 pub(crate) const POINTS: usize = 450;
 
 /// A ring of points.
@@ -38,7 +38,7 @@ pub(crate) struct Reading {
 #[derive(Debug)]
 struct Point {
     time: u64,
-    /// Packets per second by outcome; `None` if there was no data plane to read.
+    /// Packets per second by outcome; `None` if the counters could not be read.
     rates: Option<[f64; Outcome::COUNT]>,
     fill: Arc<Vec<Fill>>,
 }
@@ -121,7 +121,8 @@ impl History {
     }
 }
 
-/// The lines of the plots, one value for each time; `None` where there was no data plane.
+/// The lines of the plots, one value for each time; `None` where the counters or the fill could not be read. A system
+/// call that a socket hook counts is a packet here.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Plots {
@@ -136,11 +137,12 @@ pub(crate) struct Plots {
     translated: Vec<Option<f64>>,
     /// Packets per second that the programs left as they were, for example because they belong to no Service.
     untouched: Vec<Option<f64>>,
-    /// New flows per second.
+    /// New flows per second, including connections of the node's sockets. Hairpin and caught flows are missing, because
+    /// their first packets have no outcome of their own.
     new_flows: Vec<Option<f64>>,
     /// Packets per second that were dropped or rejected, by outcome.
     refused: BTreeMap<&'static str, Vec<Option<f64>>>,
-    /// Percent of each map's capacity.
+    /// Fill of each map in percent of its capacity. The lines are those of the maps in the newest point.
     fill: BTreeMap<&'static str, Vec<Option<f64>>>,
 }
 

@@ -46,7 +46,7 @@ pub use self::{
 
 /// Pause after a wrong token.
 const PENALTY: Duration = Duration::from_millis(500);
-/// What browsers may load: only files of this server, no inline code, no styles in tags.
+/// The content security policy: browsers load only files of this server, no inline code, no styles in tags.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 /// Headers of every answer.
@@ -57,7 +57,7 @@ const HEADERS: [(HeaderName, HeaderValue); 4] = [
     (HeaderName::from_static("cross-origin-opener-policy"), HeaderValue::from_static("same-origin")),
 ];
 
-/// What the routes share.
+/// The state that all routes share.
 struct Web<S: Source> {
     sampler: Arc<Sampler<S>>,
     live: Live<S::Event>,

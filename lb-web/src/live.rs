@@ -23,17 +23,17 @@ use crate::source::{EventFilter, EventReader, Source};
 const QUEUE: usize = 4096;
 /// How long the reader waits for events before it checks whether a browser still listens.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// Pause between two messages to a browser.
+/// Time for which events are collected into one message, so the minimum time between two messages to a browser.
 const PAUSE: Duration = Duration::from_millis(250);
 /// The most events in a message. More could be drawn, but nobody reads 800 lines a second.
 const MOST: usize = 200;
 
-/// The channel from the reader to the browsers; `None` while no browser listens.
+/// The channel from the reader to the browsers; `None` while no reader runs.
 pub(crate) struct Live<E> {
     sender: Arc<Mutex<Option<Sender<Heard<E>>>>>,
 }
 
-/// What the reader has heard.
+/// One item from the reader: an event, a loss, or the reader's failure.
 #[derive(Debug)]
 enum Heard<E> {
     Event(Arc<E>),
@@ -60,7 +60,8 @@ impl<E> Clone for Heard<E> {
 pub(crate) struct Message<E> {
     #[serde(serialize_with = "shared")]
     events: Vec<Arc<E>>,
-    /// Events that this message leaves out because there were too many.
+    /// Number of events that this browser does not get: too many for this message, for the queue, or for the kernel's
+    /// buffer. The latter two also count events that the filter rejects.
     skipped: u64,
     /// Why no more events follow.
     failure: Option<String>,

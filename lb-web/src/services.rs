@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{history::to_f64, source::ServicePort};
 
-/// Readings in a sparkline.
+/// Maximum number of values in a sparkline.
 const SPARK: usize = 30;
 /// Maximum number of rows in one answer.
 const MOST_ROWS: usize = 200;
@@ -65,11 +65,11 @@ impl Rates {
 pub(crate) enum Health {
     /// No backend: new connections fail.
     Down,
-    /// At least one endpoint fails its health check.
+    /// At least one endpoint fails its health check, but there are backends.
     Unhealthy,
     /// All backends are terminating.
     Draining,
-    /// Backends take new connections.
+    /// At least one backend is ready, and no endpoint fails its health check.
     Up,
 }
 
@@ -103,7 +103,7 @@ pub(crate) enum Column {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Wanted {
-    /// Text that the name or an address contains.
+    /// Text that `namespace/name:port`, the name of the port, or a frontend contains, regardless of capitals.
     q: String,
     sort: Column,
     /// Whether the order of the column is reversed.
@@ -123,7 +123,8 @@ pub(crate) struct Page<'a> {
     unready: usize,
     /// How many of all service ports have endpoints that fail their health check.
     unhealthy: usize,
-    /// Whether there are two readings, so that rates are known.
+    /// Whether there are at least two readings. Before the second one, all rates are 0; so are those of a service port
+    /// that only the last reading has.
     rated: bool,
     rows: Vec<Row<'a>>,
 }

@@ -1,4 +1,5 @@
-//! What the pages show, as a trait: lb-agent reads it from the pinned maps, tests make it up.
+//! The trait by which the pages read the data that they show. lb-agent reads it from the pinned maps and from the
+//! running agent; tests make it up.
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
@@ -31,7 +32,8 @@ pub trait Source: Send + Sync + 'static {
     /// A new flow, or a dropped or rejected packet.
     type Event: Serialize + Send + Sync + 'static;
 
-    /// The packet counters, by [`Outcome`]. Must be cheap: called every few seconds, even while no browser shows them.
+    /// The counters of packets and system calls, by [`Outcome`]. Must be cheap: called every few seconds, even while no
+    /// browser shows them.
     ///
     /// # Errors
     /// There is no data plane, or it cannot be read.
@@ -135,7 +137,8 @@ pub struct ServicePort {
     /// Backends whose endpoint terminates but still serves. They get new connections only while no endpoint that the
     /// traffic policy allows is ready.
     pub terminating: usize,
-    /// Endpoints that fail the Service's health check; 0 if the check does not cover this port, or no agent runs.
+    /// Unhealthy targets (endpoints with the probed port) of the Service's health check, counted over all ports that
+    /// the check covers; 0 if it does not cover this port, or no agent runs.
     pub unhealthy: usize,
     /// Traffic by backend, of backends that had a flow recently.
     pub traffic: BTreeMap<SocketAddr, Tally>,
@@ -188,6 +191,7 @@ pub enum Severity {
 pub struct Connections {
     /// How many connections meet the conditions; `shown` may have fewer.
     pub matched: usize,
-    /// The first of them, as `lb-agent conntrack list -o json` prints them.
+    /// At most `limit` of them, as `lb-agent conntrack list -o json` prints them: those that the walk of the flow table
+    /// finds first, sorted by client.
     pub shown: Vec<Value>,
 }

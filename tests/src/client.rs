@@ -37,7 +37,7 @@ const SLOW_PAUSE: Duration = Duration::from_millis(5);
 /// earlier. In a download of 100 MB, socket buffers cannot hold this part, so the network must still transmit packets.
 const HELD_BACK: u64 = 4;
 
-/// What a server of the testbed has answered.
+/// The answer of a server of the testbed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// Name of the server.

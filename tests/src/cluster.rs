@@ -167,7 +167,8 @@ pub struct Cluster {
     pub other_client: Option<Netns>,
     /// Network namespace of the router between client and node1, with [`ClientLink::Routed`] or [`ClientLink::Lan`].
     pub router: Option<Netns>,
-    /// The node that receives the client's packets for Services, unless [`Self::route_services_to`] changes that.
+    /// The node that receives the client's packets for Services, unless [`Self::route_services_to`],
+    /// [`Self::spread_services_over`] or [`Self::spread_services_resiliently`] changes that.
     pub node1: Netns,
     /// The second node: connected to node1, or with [`ClientLink::Lan`] to the router.
     pub node2: Netns,
@@ -240,7 +241,8 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Creates a cluster for a test: with unique names, a temporary folder, and a cgroup for each node.
+    /// Creates a cluster for a test: with unique names, a temporary folder, and a cgroup for each node. Before that, it
+    /// removes the leftovers of killed tests, and makes signals clean up ([`cleanup::on_interrupt`]).
     pub fn for_test(wiring: impl Into<Wiring>) -> Result<Self> {
         cleanup::on_interrupt();
         cleanup::remove_stale()?;

@@ -1,4 +1,5 @@
-//! The testbed: network namespaces, links, servers and clients, for the demo and for the tests that need root.
+//! The testbed: network namespaces, links, servers and clients, for the demo, the benchmarks and the tests that need
+//! root.
 //!
 //! ```text
 //! client ── node1 ── node2          the client is external

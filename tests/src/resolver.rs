@@ -32,7 +32,7 @@ impl Resolver {
         Ok(Self { netns, resolv_conf })
     }
 
-    /// What `getent` prints for a name; empty if the name cannot be resolved.
+    /// The output of `getent` for a name; empty if the name cannot be resolved.
     pub fn getent(&self, database: &str, name: &str) -> io::Result<String> {
         let output = self.output(&["getent", database, name])?;
         // The exit code 2 means that the name cannot be resolved.
@@ -45,7 +45,7 @@ impl Resolver {
         Ok(sorted(text.lines().filter_map(|line| line.split_whitespace().next())))
     }
 
-    /// What `dig` prints with these arguments.
+    /// The output of `dig` with these arguments.
     pub fn dig(&self, arguments: &[&str]) -> io::Result<String> {
         let output = self.output(&[&["dig", "+tries=1", "+time=3"], arguments].concat())?;
         // The exit code 9 means that no server answers.

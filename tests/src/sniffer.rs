@@ -46,7 +46,7 @@ const ICMPV6: u8 = 58;
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 
-/// What kind of frame a [`Claim`] is.
+/// The kind of frame of a [`Claim`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// An ARP request from the address.

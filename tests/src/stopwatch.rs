@@ -28,7 +28,7 @@ impl Stopwatch {
         Self { start: Instant::now(), stalled: stalled() }
     }
 
-    /// Time since the start, without the time of waiting for resources.
+    /// Time since the start, minus the longest time for which tasks may have waited for resources.
     pub fn elapsed(&self) -> Duration {
         self.wall().saturating_sub(stalled().saturating_sub(self.stalled))
     }
@@ -39,8 +39,8 @@ impl Stopwatch {
     }
 }
 
-/// How long tasks of this machine have waited for resources since boot, summed over the CPUs; 0 if the kernel does not
-/// measure that.
+/// An upper bound of the time that tasks of this machine have waited for resources since boot, summed over the CPUs; 0
+/// if the kernel does not measure that.
 fn stalled() -> Duration {
     let of = |resource| fs::read_to_string(format!("/proc/pressure/{resource}")).ok();
     let total: Duration = RESOURCES.into_iter().filter_map(of).filter_map(|text| some_total(&text)).sum();

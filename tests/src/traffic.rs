@@ -46,7 +46,7 @@ const UDP_PIECE: usize = 500;
 /// Maximum number of failures whose reasons are recorded per client.
 const MAX_REASONS: usize = 8;
 
-/// What a client does again and again.
+/// The activity that a client repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// One TCP connection for the whole time, on which the server echoes the client's bytes.
@@ -288,7 +288,7 @@ impl Worker {
     }
 }
 
-/// What a client sends on: a connection or a socket.
+/// The connection or socket that a client sends on.
 enum Line {
     Closed,
     /// A TCP connection, and the name of its server, which must not change.

@@ -67,7 +67,7 @@ impl Download {
     }
 }
 
-/// What all downloads together received in one round.
+/// The progress of all downloads together in one round.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// Time at which the round ended.
@@ -103,7 +103,7 @@ impl Transfers {
         lock(&self.shared.downloads).clone()
     }
 
-    /// What the downloads have received, round by round.
+    /// The progress of the downloads, round by round.
     pub fn samples(&self) -> Vec<Sample> {
         lock(&self.shared.samples).clone()
     }

@@ -1,4 +1,4 @@
-//! What the package and the image of the agent have in common.
+//! Functions that build both the package and the image of the agent.
 
 use std::env;
 use std::fs;

@@ -43,7 +43,7 @@ pub(crate) const TOOLS: [(&str, &str); 23] = [
     ("haproxy", "haproxy"),
     ("busybox", "busybox"),
 ];
-/// What `docs/first-hour.py` runs in addition to [`TOOLS`], with its package.
+/// The program that `docs/first-hour.py` runs in addition to [`TOOLS`], with its package.
 const PYTHON: (&str, &str) = ("python3", "python3");
 /// Digest of the npm package [`AXE`].
 const AXE_SHA256: &str = "e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745";

@@ -24,9 +24,9 @@ struct Function {
 /// The chain of calls that takes the most stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chain {
-    /// Bytes of all frames.
+    /// Bytes of all frames, each rounded up to a multiple of [`FRAME_UNIT`].
     pub(crate) bytes: u32,
-    /// The functions, each with the size of its frame.
+    /// The functions, each with the size of its frame before the rounding.
     pub(crate) functions: Vec<String>,
 }
 

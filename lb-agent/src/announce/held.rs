@@ -3,8 +3,8 @@
 use lb_common::Heard;
 use lb_core::announce::lease::{Nanos, Right};
 
-/// Nanoseconds for which a node does not answer for an address after another machine claimed it: `DEFEND_INTERVAL` of
-/// RFC 5227.
+/// Nanoseconds for which a node does not answer for an address on a device after another machine claimed it there:
+/// `DEFEND_INTERVAL` of RFC 5227.
 const HOLD_OFF: Nanos = 10_000_000_000;
 
 /// An announcement of one address by this node on one device.
@@ -12,7 +12,8 @@ const HOLD_OFF: Nanos = 10_000_000_000;
 pub(super) struct Held {
     /// [`Right::since`] of the right that this announcement is based on.
     right: Nanos,
-    /// When this announcement began: the node got the right, the device got a new MAC address, or a hold-off ended.
+    /// When this announcement began, for example because the node got the right, the device appeared or got a new MAC
+    /// address, or a hold-off ended.
     pub(super) since: Nanos,
     pub(super) mac: [u8; 6],
     /// Number of announcements that were due ([`due`](lb_core::announce::schedule::due)) when frames were last sent;
@@ -21,8 +22,8 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Continues the announcement `known`, or begins a new one: for a new right, for a new MAC address, or when the
-    /// hold-off after another machine's claim has ended.
+    /// Continues the announcement `known`, or begins a new one: if there is none, for a new right, for a new MAC
+    /// address, or when the hold-off after another machine's claim has ended.
     pub(super) fn after(
         known: Option<Self>,
         mac: [u8; 6],

@@ -54,16 +54,17 @@ pub struct AnnouncementReport {
     /// ARP requests and neighbour solicitations for the address now. False during the hold-off after another machine
     /// claimed the address on any interface, although this node still answers on the others.
     pub here: bool,
-    /// The interfaces on which this node announces the address, or would if it had the right to.
+    /// At layer 2: the interfaces on which this node announces the address, or would if it had the right to. Empty by
+    /// BGP.
     pub interfaces: Vec<String>,
     /// When this node began to announce the address; `None` if it does not. Stays set during a hold-off (see `here`).
     pub since: Option<Timestamp>,
-    /// Milliseconds until this node stops announcing the address unless it renews its right; `None` without a right, or
-    /// if the right never ends, because there are no members.
+    /// Milliseconds until this node stops announcing the address unless it renews its right; `None` without a right, if
+    /// the right never ends because there are no members, and by BGP.
     pub expires_in_ms: Option<u64>,
-    /// ARP requests and neighbour solicitations for the address that this node has answered.
+    /// Number of ARP requests and neighbour solicitations for the address that this node has answered; 0 by BGP.
     pub answers: u64,
-    /// Frames in which other machines claimed the address while this node announced it.
+    /// Number of frames in which other machines claimed the address while this node announced it; 0 by BGP.
     pub conflicts: u64,
     /// MAC address of the machine that claimed the address last.
     pub conflict_mac: Option<String>,

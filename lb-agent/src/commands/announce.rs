@@ -1,5 +1,5 @@
-//! `announce`: the agent's report of announced addresses and routes, its configuration of BIRD, and the fence of the
-//! routes.
+//! The command `announce`: lists announced addresses, routes and voters, replaces the voters, prints a BIRD
+//! configuration, removes the announced routes, and runs the fence that removes them if the agent hangs or dies.
 
 use std::{path::PathBuf, time::Duration};
 

@@ -71,7 +71,8 @@ pub(super) fn flows(
     flows.filter(|flow| filter.lets_through(flow)).collect()
 }
 
-/// How many flows meet `filter`, and the views of at most `limit` of them, sorted by client.
+/// How many flows meet `filter`, and the views of at most `limit` of them: those that the walk of the flow table finds
+/// first, sorted by client.
 ///
 /// # Errors
 /// The flow table cannot be read.

@@ -68,7 +68,7 @@ pub(super) fn json(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<se
     Ok(serde_json::to_value(Answer::find(paths, args)?.page(args))?)
 }
 
-/// The explanation of a packet, with the question, and the interface that the packet arrives on.
+/// The explanation of a packet, with the question, and the interface at which the packet passes the hook.
 struct Answer {
     explanation: Explanation,
     question: Question,

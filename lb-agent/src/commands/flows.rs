@@ -71,13 +71,13 @@ fn open(path: &Path) -> anyhow::Result<(String, Box<dyn BufRead>)> {
     Ok((name, input))
 }
 
-/// What `flows` has computed from the lines read so far.
+/// The result of `flows`, computed from the lines read so far.
 #[derive(Default)]
 struct Report {
     top: Option<TopFlows>,
     /// Maximum number of rows that `flows` prints; 0 means all.
     limit: usize,
-    /// The last `limit` lines, unchanged.
+    /// Without `--top`: the last `limit` lines about connections, or all of them if `limit` is 0.
     last: VecDeque<String>,
     sums: BTreeMap<String, Sums>,
     /// Number of lines that are cut off or do not have the format of a flow log.
@@ -168,7 +168,7 @@ impl Report {
         add(&mut sums.volume.bytes_answered, bytes_answered);
     }
 
-    /// The `limit` clients, Services or backends with the most bytes, the largest first.
+    /// The `limit` clients, Services or backends with the most bytes, the largest first; all if `limit` is 0.
     fn largest(&self) -> Vec<NamedSums<'_>> {
         let mut rows: Vec<_> = self.sums.iter().map(|(name, sums)| NamedSums { name, sums: *sums }).collect();
         let bytes =

@@ -28,7 +28,7 @@ use lb_datapath::{DatapathError, Monitor, Pinned, ServiceMaps, device_name, mono
 /// Interval at which the monitor renews its request for events.
 const PULSE: Duration = Duration::from_secs(1);
 
-/// Maximum number of events that are printed between two looks at signals and the pulse.
+/// Maximum number of events that are handled between two looks at signals and the pulse.
 const AT_ONCE: u32 = 1000;
 
 /// Prints events until a signal arrives or standard output is closed.

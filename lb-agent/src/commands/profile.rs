@@ -25,7 +25,7 @@ const MUCH: f64 = 0.1;
 pub(super) struct Profile {
     /// Duration of the measurement, in seconds.
     seconds: f64,
-    /// One entry for each BPF program, the busiest first.
+    /// One entry for each BPF program of lb-agent that existed at the end of the measurement, the busiest first.
     programs: Vec<ProgramProfile>,
 }
 

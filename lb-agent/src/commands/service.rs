@@ -165,7 +165,7 @@ fn heading(service: &ServiceView, wide: bool) -> String {
     lines.into_iter().map(|(label, value)| format!("{label:<10} {value}\n")).collect()
 }
 
-/// One line on a health check: what it probes, how often, and how many endpoints have which health.
+/// One line on a health check: what it probes, how often, and how many targets (endpoint and port) have which health.
 fn health(check: &CheckReport) -> String {
     let CheckReport { healthy, unhealthy, unknown, .. } = check;
     let interval = Duration::from_millis(check.interval_milliseconds);
@@ -173,8 +173,9 @@ fn health(check: &CheckReport) -> String {
     format!("{} every {interval:?}: {healthy} healthy, {unhealthy} unhealthy{unknown}", check.check)
 }
 
-/// A table of the endpoints whose probes fail. The Service does not use unhealthy endpoints as backends. If all are
-/// unhealthy, it uses them after all, except with the annotation `lb.dev/fail-closed: true`.
+/// A table of the targets (endpoint and port) that are unhealthy, or whose last probe has failed. The Service does not
+/// use unhealthy endpoints as backends. If all are unhealthy, it uses them after all, except with the annotation
+/// `lb.dev/fail-closed: true`.
 fn failing_table(check: &CheckReport) -> Table {
     let mut table = table(&["PROBED", "HEALTH", "SINCE", "LAST-FAILURE"]);
     for EndpointReport { address, port, verdict, since, held_until, reason } in &check.failing {

@@ -34,7 +34,8 @@ pub(super) struct Status {
     missing: MissingView,
     /// Optional kernel features that are missing, and settings of the host that harm the data plane.
     degraded: Vec<DegradedView>,
-    /// Objects in the kernel that a kube-proxy left behind, such as rules and virtual servers.
+    /// Objects of a kube-proxy in the kernel, such as rules and virtual servers: that kube-proxy has left them, or
+    /// still runs.
     kube_proxy: Vec<Leftover>,
     /// Errors of the tools that search for objects of kube-proxy: it may have left more than `kube_proxy` lists.
     kube_proxy_errors: Vec<String>,

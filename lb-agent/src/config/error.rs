@@ -26,7 +26,8 @@ pub enum ConfigError {
     BadValue {
         /// The flag with its dashes. The key in the file has the same name without them.
         setting: &'static str,
-        /// The invalid value as the user gave it.
+        /// The invalid value, or the invalid part of it. It may differ from the user's text, for example in white space
+        /// or host bits.
         value: String,
         /// What is wrong with the value, and advice.
         reason: String,

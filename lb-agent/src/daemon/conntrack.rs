@@ -29,14 +29,15 @@ use lb_datapath::{
     Conntrack, DatapathError, FilterFill, FlowWalk, GcReport, NodeSockets, Recount, Routes, grace,
 };
 
-/// Interval between two GC passes: `CALM` normally, `PRESSED` while the flow table is nearly full.
+/// Time from a GC pass until the next one is due: `CALM` normally, `PRESSED` while the flow table is nearly full. A
+/// flood makes it due earlier, see [`Fill::may_be_pressed`].
 const CALM: Duration = Duration::from_secs(5);
 const PRESSED: Duration = Duration::from_secs(1);
 
 /// Maximum number of flow table entries that one connection takes, see docs/maps.md.
 const ENTRIES: u64 = 4;
 
-/// What receives the results of each GC pass.
+/// The receivers of the results of each GC pass.
 #[derive(Debug)]
 pub(super) struct Observers {
     pub(super) metrics: Arc<Metrics>,
@@ -253,7 +254,7 @@ impl ErrorLog {
     }
 }
 
-/// What the last GC pass has found: how full the flow table was before the pass (`pressure`), and how many entries the
+/// The findings of the last GC pass: how full the flow table was before the pass (`pressure`), and how many entries the
 /// pass has left (`entries`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 struct Fill {

@@ -24,9 +24,11 @@ const AFFINITY: Duration = Duration::from_secs(5);
 /// early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct FlowCounts {
-    /// Number of new flows since the maps were created.
+    /// Number of new flows since the map `STATS` was created, including connections of the node's sockets. Hairpin and
+    /// caught flows are missing, because their first packets have no outcome of their own.
     pub(super) begun: u64,
-    /// Number of packets whose new flow did not fit into the flow table, since the maps were created.
+    /// Number of packets with the outcome [`Outcome::ConntrackFull`] or [`Outcome::Stateless`] since the map `STATS`
+    /// was created: usually, their new flow did not fit into the flow table.
     pub(super) refused: u64,
 }
 

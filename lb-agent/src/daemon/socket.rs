@@ -61,7 +61,7 @@ fn identity(bpffs: &Path) -> io::Result<String> {
 }
 
 /// Path of a file in which the agent of `bpffs` keeps data for the next agent. The file stays until the machine
-/// restarts.
+/// restarts; in a Pod, until the Pod is deleted.
 ///
 /// # Errors
 /// The directory of pins cannot be read.

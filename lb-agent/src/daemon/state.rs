@@ -60,14 +60,14 @@ pub struct Report {
     pub pending_since: Option<Timestamp>,
     /// Errors of the last synchronisation.
     pub failures: Vec<String>,
-    /// Conditions that need attention, such as invalid manifests, addresses that two Services claim, or a node that
-    /// does not forward packets.
+    /// All conditions, such as invalid manifests, addresses that two Services claim, or a node that does not forward
+    /// packets. Includes those of `advice`, which need no attention; `failures` and `shortages` are separate.
     pub problems: Vec<String>,
     /// Those of `problems` that only give advice: these can stay, and do not mean that anything is wrong. Older agents
     /// do not report which these are.
     #[serde(default)]
     pub advice: Vec<String>,
-    /// The interfaces that have BPF programs.
+    /// The interfaces on which the agent keeps BPF programs, including those on which it cannot attach them now.
     pub devices: Vec<DeviceReport>,
     /// Addresses and settings of the node.
     pub node: NodeReport,
@@ -131,7 +131,7 @@ pub(super) enum Listener {
 }
 
 impl Listener {
-    /// What the server serves.
+    /// The name of what the server serves, for messages.
     pub(super) const fn served(self) -> &'static str {
         match self {
             Self::Healthz => "/healthz",
@@ -170,9 +170,9 @@ impl Listener {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DnsReport {
-    /// The addresses of `--dns-bind-address`, at which the server listens.
+    /// The addresses of `--dns-bind-address`. The server listens at those that are not in `unserved`.
     pub addresses: Vec<SocketAddr>,
-    /// The addresses at which the server cannot listen, each with the error.
+    /// The addresses of `--dns-bind-address` at which the server cannot listen, each with the error.
     #[serde(default)]
     pub unserved: BTreeMap<SocketAddr, String>,
     /// The DNS domain that contains the names of Services.
@@ -192,12 +192,13 @@ pub struct DnsReport {
 pub struct InterceptReport {
     /// The DNS Service, as `NAMESPACE/NAME`.
     pub service: String,
-    /// The cluster IPs of the Service.
+    /// The cluster IPs of the Service, if it has a UDP port 53; else none.
     pub cluster_ips: Vec<IpAddr>,
     /// The addresses of this agent to which the programs redirect queries now; without any, queries go to the endpoints
     /// of the Service.
     pub servers: Vec<SocketAddr>,
-    /// Why queries do not go to this agent, and what to do; `None` if all is well.
+    /// Why queries, or those to one of the node's addresses, do not go to this agent, and what to do; `None` if no
+    /// reason is known.
     pub problem: Option<String>,
 }
 
@@ -228,7 +229,8 @@ pub struct PoolReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeReport {
-    /// Addresses of the node on interfaces that are up, without loopback and IPv6 link-local ones.
+    /// Addresses of the node on interfaces that are up, without loopback and IPv6 link-local ones, and without those of
+    /// an interface that kube-proxy (mode ipvs) or kube-router has left.
     pub addresses: Vec<IpAddr>,
     /// Addresses that serve node ports; may include `127.0.0.1` and `::1`.
     #[serde(rename = "nodePortAddresses")]
@@ -266,7 +268,8 @@ const fn yes() -> bool {
     true
 }
 
-/// An interface of the node that has BPF programs.
+/// An interface of the node on which the agent keeps BPF programs. It may lack some of them while the agent cannot
+/// attach them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceReport {
@@ -412,7 +415,8 @@ impl State {
         self.lock().node_conditions = conditions;
     }
 
-    /// Replaces the conditions of interfaces, such as programs that cannot be attached.
+    /// Replaces the conditions of interfaces: the wire devices that are not served at XDP for a reason that the
+    /// administrator can remove.
     pub(super) fn set_device_conditions(&self, conditions: Vec<String>) {
         self.lock().device_conditions = conditions;
     }
@@ -477,7 +481,7 @@ impl State {
         inner.bgp_conditions = conditions;
     }
 
-    /// Replaces the list of interfaces that have BPF programs.
+    /// Replaces the list of interfaces on which the agent keeps BPF programs.
     pub(super) fn set_devices(&self, devices: Vec<DeviceReport>) {
         self.lock().devices = devices;
     }

@@ -7,7 +7,7 @@ use tracing::info;
 /// Minimum interval between two log lines.
 const APART: Duration = Duration::from_secs(1);
 
-/// What has happened since the last log line.
+/// The sums over the synchronisations since the last log line.
 #[derive(Debug, Default)]
 pub(super) struct SyncLog {
     synchronisations: usize,
@@ -30,8 +30,8 @@ impl SyncLog {
         self.steps += steps;
     }
 
-    /// Records a complete synchronisation, which ended `took` after its first change arrived. `services` and
-    /// `endpoints` are the numbers of service ports and backends in the kernel.
+    /// Records a complete synchronisation, which ended `took` after its first change arrived, or after it began if no
+    /// change caused it. `services` and `endpoints` are the numbers of service ports and backends in the kernel.
     pub(super) fn synchronised(&mut self, took: Duration, services: usize, endpoints: usize) {
         self.synchronisations += 1;
         self.slowest = self.slowest.max(took);

@@ -72,8 +72,8 @@ pub(crate) const fn step(step: &TraceStep) -> &'static str {
     section(step).path()
 }
 
-/// The path of the row, in the table of outcomes, about the outcome of a verdict. If the flow may get one of several
-/// backends, the row is about the outcome with the first of them.
+/// The path of the documentation of a verdict: the row of its outcome in the table of outcomes. If the flow may get one of
+/// several backends, the outcome is that with the first of them; with none, the path leads to the table.
 pub(crate) fn verdict(verdict: &Conclusion) -> String {
     let outcome = match verdict {
         Conclusion::Untouched { outcome }

@@ -46,12 +46,12 @@ pub use self::{
     words::{step as step_in_words, verdict as verdict_in_words},
 };
 
-/// What the data plane does with a packet: the steps, and the verdict.
+/// The explanation of a packet: the steps, and the verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The lookups and decisions of the programs, in order.
     pub steps: Vec<TraceStep>,
-    /// What finally happens to the packet.
+    /// The verdict on the packet.
     pub verdict: Conclusion,
 }
 

@@ -30,7 +30,7 @@ pub enum TraceStep {
         /// The phase of the flow, such as established.
         #[serde(serialize_with = "names::phase")]
         phase: Phase,
-        /// Whether the entry for the opposite direction is lost; a GC pass restores it.
+        /// Whether the entry for the opposite direction is lost; a GC pass restores it if there is room.
         half: bool,
         /// Seconds until the flow expires if no other packet arrives.
         seconds_left: u32,
@@ -221,7 +221,8 @@ pub enum TraceStep {
         node: Option<String>,
         /// Whether this node announces the address now.
         here: bool,
-        /// Since when this node announces the address; `None` if it does not.
+        /// Since when this node announces the address; `None` if it does not. Stays set while the claim of another
+        /// machine interrupts the announcement.
         since: Option<Timestamp>,
         /// The protocol by which the address is announced.
         by: AnnouncedBy,
@@ -372,7 +373,7 @@ pub enum Source {
     Unset,
 }
 
-/// What finally happens to the packet or system call.
+/// The verdict on the packet or system call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "verdict", rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Conclusion {

@@ -1,4 +1,4 @@
-//! What an explanation reads: maps and routes, as a trait, so that tests can replace them.
+//! The input of an explanation: maps and routes, behind a trait, so that tests can replace them.
 
 use lb_common::{
     Address, Affinity, Backend, ConnectionLimits, DeviceInfo, DnsIntercept, Service, ServiceClient,

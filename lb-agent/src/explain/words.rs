@@ -398,7 +398,7 @@ pub fn verdict(verdict: &Conclusion, question: &Question) -> Vec<String> {
     }
 }
 
-/// What a system call that gets no backend does or returns.
+/// The text about a system call that gets no backend: whether it goes on, or its error.
 const fn call(outcome: Outcome) -> &'static str {
     match socket::verdict(outcome) {
         SocketVerdict::Continue => "the call goes on unchanged",
@@ -407,7 +407,7 @@ const fn call(outcome: Outcome) -> &'static str {
     }
 }
 
-/// What happens to a packet that is not translated.
+/// The text about a packet that is not translated: whether it is left untouched, dropped, held or rejected.
 fn packet(outcome: Outcome) -> &'static str {
     match outcome.verdict() {
         lb_common::Verdict::Pass => "left untouched",

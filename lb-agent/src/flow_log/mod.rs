@@ -1,4 +1,5 @@
-//! The flow log: a line for each connection that has ended, and for long ones a line in each interval.
+//! The flow log: a line for each logged connection that has ended, and for long ones a line in each interval with
+//! traffic.
 //!
 //! ```text
 //! programs ──events──▶ collector thread ─┐
@@ -68,8 +69,9 @@ const LAST_MOMENT: Duration = Duration::from_secs(2);
 pub struct FlowLogConfig {
     /// Where the agent writes the lines: file, standard output or socket.
     pub target: FlowLogTarget,
-    /// Minimum time between two lines of one connection, unless an annotation of its Service sets another. A connection
-    /// without traffic since its last line gets no line.
+    /// Minimum time from one line of a connection to its next intermediate line, unless an annotation of its Service
+    /// sets another. Without traffic since its last line, a connection gets no intermediate line. Its final line is
+    /// written when it ends, whatever the interval.
     pub interval: Duration,
     /// How many of a million connections are logged, chosen by a hash.
     pub sample: u32,

@@ -91,7 +91,8 @@ pub struct Record<'a> {
     /// Why the connection has ended; `None` in an intermediate line.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub end: Option<EndReason>,
-    /// Traffic since the connection's start.
+    /// Traffic since the connection's start; if the connection is older than the log, since the first GC pass of the
+    /// log.
     #[serde(flatten)]
     pub total: Volume,
     /// Traffic since the previous line of this connection; `None` in its first line.
@@ -116,7 +117,7 @@ pub struct Volume {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EndReason {
-    /// Both ends have sent FIN.
+    /// Both ends have sent FIN, or an SCTP SHUTDOWN. (In a tunnel, the client has: this node does not see the replies.)
     Closed,
     /// One end has sent a RST, or an SCTP ABORT.
     Reset,

@@ -26,7 +26,8 @@ pub(super) struct Who {
     pub(super) node: Option<Arc<str>>,
     /// Whether connections of this Service are logged.
     pub(super) logged: bool,
-    /// Nanoseconds between two lines of a long connection.
+    /// Minimum number of nanoseconds from one line of a connection to its next intermediate line. The final line does
+    /// not wait.
     pub(super) interval: u64,
 }
 

@@ -35,7 +35,7 @@ const STATS_INTERVAL: Duration = Duration::from_secs(60);
 /// The counters of the flow log, which are metrics as well. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FlowLogCounters {
-    /// Number of lines that were written.
+    /// Number of lines that were written, without lines of statistics.
     pub(crate) lines: Counter,
     /// Number of lines that were dropped, because the queue was full or a write failed.
     pub(crate) dropped_lines: Counter,

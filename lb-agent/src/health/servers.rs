@@ -204,7 +204,7 @@ fn wanted(checks: &Checks, addresses: &BTreeSet<IpAddr>) -> BTreeSet<ListenAddre
     checks.iter().flat_map(places).collect()
 }
 
-/// What a server needs to answer a request.
+/// The data from which a server answers a request.
 #[derive(Clone)]
 struct Asked {
     service: ObjectName,

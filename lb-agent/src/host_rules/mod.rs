@@ -19,7 +19,7 @@ const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 /// A netfilter rule of the host, and why it never matches the packets that it is meant for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct HostRule {
-    /// The rule as its tool shows it.
+    /// The rule: for iptables as `iptables-save` prints it, for nftables its table, chain and handle.
     rule: String,
     flaw: Flaw,
 }

@@ -37,7 +37,7 @@ pub struct Events(Option<mpsc::Sender<Occurrence>>);
 #[derive(Debug)]
 pub struct Outbox(mpsc::Receiver<Occurrence>);
 
-/// What an Event reports.
+/// The occurrence that an Event reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Occurrence {
     Starting,

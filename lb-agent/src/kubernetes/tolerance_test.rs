@@ -257,7 +257,7 @@ fn odd_values() -> Vec<Value> {
     ]
 }
 
-/// What the agent reads from an object, as text to compare.
+/// The result of reading an object, as text to compare.
 fn read<K: Kind>(object: &Value) -> String
 where
     K::Change: Debug,

@@ -1,6 +1,6 @@
 //! Leftovers of a kube-proxy in this network namespace: rules of iptables and nftables, the interface and virtual
-//! servers of mode `ipvs`, sets of ipset. The programs translate packets of Services before these rules, but the rules
-//! may still reject them.
+//! servers of mode `ipvs`, sets of ipset. The search cannot tell whether that kube-proxy still runs. The programs
+//! translate packets of Services before these rules, but the rules may still reject them.
 //!
 //! The module lists and removes leftovers with the tools of the host, chains of iptables in one transaction per table.
 //! The search assumes that kube-proxy has left nothing for a missing tool to list, and reports a tool that fails.
@@ -42,7 +42,7 @@ pub struct Findings {
 pub struct ToolError {
     /// The tool with its arguments.
     pub(crate) command: String,
-    /// Exit status and standard error of the tool.
+    /// Exit status and standard error of the tool, or the error of the kernel.
     pub(crate) reason: String,
 }
 

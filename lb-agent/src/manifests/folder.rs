@@ -49,7 +49,7 @@ pub enum Content {
     Gone,
 }
 
-/// What edits of the folder have changed.
+/// The changes that edits of the folder cause, and its conditions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Update {
     /// Changes of Services and EndpointSlices, for the writer.
@@ -84,8 +84,9 @@ pub struct Manifests {
     expects_more: bool,
     /// Services that are invalid, or whose addresses or ports cannot be allocated, with the reason.
     refused: BTreeMap<Key, FieldError>,
-    /// Load balancers that have no address, too few, another one than they request, one that they should not have, or
-    /// one that may differ from the one that other members give them, with the reason.
+    /// Load balancers with a problem of their addresses, each with the reason: no address or too few, another address
+    /// than the requested one, an address that the Service should not have, or an address that other members may assign
+    /// differently.
     waiting: BTreeMap<Key, FieldError>,
     advertisements: BTreeMap<Key, Advertisement>,
     bgp: bgp::Objects,
@@ -135,7 +136,7 @@ struct LastGood {
     service: Option<Service>,
 }
 
-/// What becomes of an object that may have changed.
+/// The decision about an object that may have changed.
 enum Fate {
     Keep,
     Remove,

@@ -22,6 +22,6 @@ pub struct ManifestsOptions {
     pub has_members: bool,
     /// The index to which the source adds the DNS names of Services; `None` without a DNS server.
     pub names: Option<Arc<Names>>,
-    /// Range of node ports to allocate from; [`lb_core::allocate::DEFAULT_NODE_PORTS`] by default.
+    /// Range of node ports to allocate from. The agent always gives [`lb_core::allocate::DEFAULT_NODE_PORTS`].
     pub node_port_range: RangeInclusive<u16>,
 }

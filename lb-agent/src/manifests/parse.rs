@@ -154,7 +154,7 @@ impl Resource {
     }
 }
 
-/// Which parts of objects the source reads in addition to those that it always needs.
+/// The optional parts of objects that the source reads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     /// Whether to read what DNS names are made of.

@@ -45,7 +45,7 @@ pub(super) fn edit(dir: &Path, name: &OsStr) -> Edit {
     Edit { file: name.to_owned(), content }
 }
 
-/// What a missing file means: `Gone`, or `Unreadable` for a symbolic link without a target.
+/// The content of a missing file: `Gone`, or `Unreadable` for a symbolic link without a target.
 fn gone_or_dangling(path: &Path, error: &io::Error) -> Content {
     match fs::symlink_metadata(path) {
         Ok(_) => {

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::log_few;
 
-/// How long the first load waits for files that other processes have open for writing.
+/// How long, at most, the first load waits for files that are changing, for example because other processes write them.
 const FIRST_LOAD: Duration = Duration::from_secs(1);
 
 /// Why the agent cannot use the folder of manifests at all.

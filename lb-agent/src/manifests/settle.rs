@@ -31,7 +31,7 @@ struct Due {
     at: Instant,
 }
 
-/// What must be read now.
+/// The files that must be read now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     /// The files with these names.

@@ -164,7 +164,8 @@ impl Watch {
             for event in events {
                 let current = self.watched.as_ref().is_some_and(|(_, watch)| *watch == event.wd);
                 if event.mask.contains(EventMask::Q_OVERFLOW) {
-                    // The kernel has dropped events, perhaps those of closed files.
+                    // The kernel has dropped events, perhaps also close events, without which files would stay in
+                    // `drafts`.
                     self.drafts.clear();
                     self.unsettled.everything();
                 } else if current && event.name.is_none() {

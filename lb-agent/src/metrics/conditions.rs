@@ -1,4 +1,5 @@
-//! The metrics `lb_healthy`, and `lb_conditions{about="…"}`: how many conditions `lb-agent status` lists.
+//! The metrics `lb_healthy`, and `lb_conditions{about="…"}`: how many conditions the agent reports. `lb-agent status`
+//! lists more: also failures, shortages, and what it finds itself.
 
 use std::fmt;
 

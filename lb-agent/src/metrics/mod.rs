@@ -3,7 +3,7 @@
 //! ```text
 //! kube_proxy   kubeproxy_…               those of kube-proxy, under its names
 //! packets      lb_packets_total          packets by outcome
-//! conditions   lb_conditions lb_healthy  what `lb-agent status` lists, and the agent's health
+//! conditions   lb_conditions lb_healthy  the conditions that the agent reports, and its health
 //! traffic      lb_service_… lb_backend_… flows, packets and bytes of Services
 //! own          lb_…                      all others, except those of the DNS server (crate lb-dns)
 //! slis         kubernetes_healthcheck…   the page /metrics/slis

@@ -303,7 +303,7 @@ impl Metrics {
     }
 
     /// Sets how many routes this node offers its BGP daemon, and whether a fence runs. (A fence is a process that
-    /// removes the routes if the agent hangs or dies.)
+    /// removes the routes if the agent's heartbeats stop.)
     pub(crate) fn set_routes(&self, routes: usize, fence: bool) {
         self.own.bgp_routes.set(gauge(routes));
         self.own.bgp_fence.set(i64::from(fence));
@@ -331,7 +331,7 @@ impl Metrics {
         self.own.probes.get_or_create(&Probe { result }).inc();
     }
 
-    /// Sets the number of endpoints with a health check whose health on this node is `health`.
+    /// Sets the number of targets (endpoint and port) of health checks whose health on this node is `health`.
     pub(crate) fn set_probed_endpoints(&self, health: &'static str, count: usize) {
         self.own.probed_endpoints.get_or_create(&Health { health }).set(gauge(count));
     }

@@ -11,7 +11,7 @@ use prometheus_client::{
 
 /// A source of the packet counters.
 pub trait PacketCounters: fmt::Debug + Send + Sync + 'static {
-    /// Packets by [`Outcome`] since the maps were created; `None` if they cannot be read now.
+    /// Packets and system calls by [`Outcome`] since the map `STATS` was created; `None` if they cannot be read now.
     fn packets(&self) -> Option<[u64; Outcome::COUNT]>;
 }
 

@@ -30,9 +30,9 @@ async fn slis(Shared(metrics): Shared<Arc<Metrics>>, headers: HeaderMap) -> Resp
     on_blocking_thread(move || response(&metrics.slis.registry, &headers)).await
 }
 
-/// Computes a response on a thread that may block: the agent reads the numbers of entries of maps and flows from the
-/// kernel, and may have to wait for a walk over all flows. Computes one response at a time, so that many requests keep
-/// few threads busy.
+/// Computes a response on a thread that may block: the agent reads the packet counters and the names of Services from
+/// the kernel, and may have to wait for a walk over all flows. Computes one response at a time, so that many requests
+/// keep few threads busy.
 async fn on_blocking_thread(respond: impl FnOnce() -> Response + Send + 'static) -> Response {
     static TURN: Semaphore = Semaphore::const_new(1);
     let turn = TURN.acquire().await;

@@ -27,13 +27,16 @@ pub struct CheckReport {
     pub name: String,
     /// The check, as in the annotation `lb.dev/health-check`.
     pub check: String,
-    /// Milliseconds from one probe to the next.
+    /// Milliseconds from one probe to the next, on average. While results contradict the verdict, the pause is the
+    /// timeout if that is shorter.
     pub interval_milliseconds: u64,
     /// Time limit of a probe, in milliseconds.
     pub timeout_milliseconds: u64,
-    /// Number of successful probes in a row that make an endpoint healthy.
+    /// Number of successful probes in a row that make an unhealthy endpoint healthy, unless it is held because it
+    /// flaps. The first result of an endpoint decides alone.
     pub healthy_threshold: u8,
-    /// Number of failed probes in a row that make an endpoint unhealthy.
+    /// Number of failed probes in a row that make a healthy endpoint unhealthy. The first result of an endpoint decides
+    /// alone.
     pub unhealthy_threshold: u8,
     /// Number of healthy targets.
     pub healthy: usize,

@@ -43,7 +43,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// probed.
 pub(crate) type Targets = Vec<(Target, Vec<ObjectName>)>;
 
-/// What receives verdicts in addition to the writer.
+/// The receivers of verdicts in addition to the writer.
 pub(crate) struct Observers {
     pub(crate) board: Board,
     pub(crate) metrics: Arc<Metrics>,
@@ -74,7 +74,7 @@ pub(crate) struct Prober {
     notes: Vec<Note>,
 }
 
-/// What the log and an Event say about a new verdict.
+/// The text about a new verdict, for the log and for Events.
 struct Note {
     services: Vec<ObjectName>,
     text: String,

@@ -17,7 +17,7 @@ pub const fn default_connections(cores: u32) -> u32 {
     }
 }
 
-/// Slots of the flow table (`FLOWS`) for that many connections: a power of two, at most 2^30. If each connection has
+/// Slots of the flow table (`FLOWS`) for that many connections: a power of two from 16 to 2^30. If each connection has
 /// two entries, up to 2^28 connections fill at most half of the slots, so that nearly every entry finds a place.
 pub const fn flow_slots(connections: u32) -> u32 {
     const LEAST: u32 = 16;

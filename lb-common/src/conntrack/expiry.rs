@@ -34,8 +34,8 @@ impl Pressure {
     }
 }
 
-/// Seconds by which the second flow of a masqueraded connection outlives the first: without the second flow, packets
-/// would go to the backend with the client's address.
+/// Seconds by which the second flow of a masqueraded connection outlives the first while there is no pressure: without
+/// the second flow, packets would go to the backend with the client's address.
 const MASQUERADE_EXTRA_SECONDS: u32 = 15;
 
 /// Seconds until the idle flow expires without pressure; 0 when it has expired. `entry` and `other` are as in

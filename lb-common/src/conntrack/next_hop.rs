@@ -46,7 +46,8 @@ pub mod next_hop_flags {
     pub const XDP_REDIRECT_TARGET: u16 = 2;
     /// The device is one end of a veth or netkit pair, and packets go straight to the other end (`bpf_redirect_peer`).
     pub const REDIRECT_PEER: u16 = 4;
-    /// No tc program has sent a packet to this next hop since the route lookup.
+    /// The next packet that direct forwarding at tc sends to this next hop goes through the kernel's neighbour table,
+    /// and clears this bit. A packet that goes straight to the other end ([`REDIRECT_PEER`]) leaves the bit set.
     pub const FRESH: u16 = 8;
     /// All packets with the same [`NextHopKey`](super::NextHopKey) have this next hop; without this bit, only those
     /// that also have the same [`RouteInputs`](super::RouteInputs).

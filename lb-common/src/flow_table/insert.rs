@@ -11,7 +11,8 @@ pub enum Insert<S> {
     Inserted(S),
     /// The entry is in the overflow.
     Overflowed,
-    /// The key has an entry, or another insert of the same key is about to make one.
+    /// The key has an entry, another insert of the same key is about to make one, or another CPU has already removed
+    /// the new entry.
     Exists,
     /// Neither the table nor the overflow has room.
     Full,

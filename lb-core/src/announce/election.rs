@@ -25,12 +25,12 @@ pub struct Candidacy {
     pub address: IpAddr,
     /// Name of the pool that contains the address.
     pub pool: Arc<str>,
-    /// The Services that have the address.
+    /// The Services that have the address, and an endpoint of its family that may get new flows.
     pub services: Vec<ObjectName>,
     /// The L2Advertisements that cover the pool.
     pub advertisements: Vec<ObjectName>,
-    /// The nodes that may announce the address, the best first; perhaps none. The first of them that is alive announces
-    /// it.
+    /// The nodes that may announce the address, the best first; perhaps none. The first of them that is alive asks for
+    /// the right to announce it.
     pub nodes: Vec<Arc<str>>,
     /// The devices on which this node would announce the address.
     pub interfaces: Interfaces,

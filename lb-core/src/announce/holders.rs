@@ -23,8 +23,8 @@ pub struct Holder {
     /// Under `externalTrafficPolicy: Local`, the nodes with an endpoint that may get new flows, for IPv4 and for IPv6:
     /// only these nodes may announce addresses of the family. `None` under `Cluster`, where all nodes may.
     pub nodes: Option<[BTreeSet<Arc<str>>; 2]>,
-    /// The addresses at which this node's kernel leads external clients to endpoints. Some or all may be missing if the
-    /// Service waits for room in a map, or if the kernel has refused its update.
+    /// The addresses at which this node's kernel leads external clients to endpoints. Those without endpoints are
+    /// missing; others may be missing if the Service waits for room in a map, or if the kernel has refused its update.
     pub here: BTreeSet<IpAddr>,
 }
 

@@ -38,7 +38,7 @@ const MILLISECOND: Nanos = 1_000_000;
 /// The intervals of the protocol, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// Interval at which a candidate sends its questions.
+    /// Maximum interval at which a candidate sends its questions; a change makes it send them sooner.
     pub interval: Nanos,
     /// How long a right lasts, counted from when the candidate sent the question that a majority has granted.
     pub right: Nanos,
@@ -46,7 +46,8 @@ pub struct Timing {
     pub promise: Nanos,
     /// How long a member counts as alive after its last question.
     pub silence: Nanos,
-    /// How long a better member must have been alive before the owner of an address yields to it.
+    /// How long a better member must have been alive before the owner of an address yields to it. Also how long a voter
+    /// gives each live voter before it, in the order of names, to propose a change of the voters.
     pub settle: Nanos,
 }
 
@@ -536,7 +537,7 @@ impl Leases {
     }
 
     /// The number of voters that must grant a question: a majority. Under [`Prefer::Availability`], one of two voters
-    /// needs only its own grant if the other one is silent or has retired.
+    /// needs only its own grant if the other one has been silent for [`Timing::promise`] or has retired.
     fn quorum(&self, now: Nanos) -> usize {
         let is_gone = |peer: &Peer| {
             let silence = |heard| now.saturating_sub(heard) >= self.timing.promise;

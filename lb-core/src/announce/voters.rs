@@ -30,7 +30,8 @@ use serde::{Deserialize, Serialize};
 /// The members whose promises count: a majority of them grants a right.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Voters {
-    /// A number that grows with each change of the voters.
+    /// A number that grows with each change of the voters in the API server; 0 for voters that come from no API server
+    /// and never change, and for an agent that has not read the voters yet.
     pub generation: u64,
     /// Names of the voters' nodes.
     pub names: BTreeSet<Arc<str>>,
@@ -83,9 +84,9 @@ impl Voters {
         self.names.len() / 2 + 1
     }
 
-    /// The next generation. Removes a voter whose node does not exist (`exists`). If there is none to remove, adds one
-    /// of the members that are `alive` and have no vote yet. `None` if there is nothing to change, or after
-    /// [`Self::LAST`].
+    /// The next generation. Removes a voter whose node does not exist (`exists`), but never the last voter. If there is
+    /// none to remove, adds one of the `alive` members that has no vote yet and whose node exists. `None` if there is
+    /// nothing to change, or after [`Self::LAST`].
     pub fn next<'a>(
         &self,
         exists: impl Fn(&str) -> bool,

@@ -33,7 +33,7 @@ impl ServiceSpec {
         self.service_type() == "ExternalName"
     }
 
-    /// Whether Services of this type have node ports.
+    /// Whether Services of this type can have node ports.
     pub fn has_node_ports(&self) -> bool {
         matches!(self.service_type(), "NodePort" | "LoadBalancer")
     }

@@ -33,7 +33,8 @@ pub(super) const CROSS_ZONE: &str =
     "service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled";
 /// The annotation that sets whether the flow log has the connections of the Service: `true` or `false`.
 pub const ACCESS_LOG: &str = "service.beta.kubernetes.io/aws-load-balancer-access-log-enabled";
-/// The annotation that sets the minutes between two lines of the flow log about a long connection: 5 or 60.
+/// The annotation that sets after how many minutes, at the earliest, the flow log has another line about an open
+/// connection: 5 or 60.
 pub const ACCESS_LOG_INTERVAL: &str = "service.beta.kubernetes.io/aws-load-balancer-access-log-emit-interval";
 
 const SLOW_STARTS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_mins(15);

@@ -1,5 +1,6 @@
 //! Reads the annotations that set health checks: those of this project, and those of AWS with the same meaning. If a
-//! Service has both, the annotation of this project applies. An empty value stands for the default.
+//! Service has both, the annotation of this project applies; if it is invalid and sets an interval, a timeout or a
+//! threshold, that of AWS applies. An empty value stands for the default.
 
 use std::{collections::BTreeMap, ops::RangeInclusive, sync::Arc, time::Duration};
 
@@ -11,7 +12,8 @@ use crate::{
 
 /// The annotation that sets what a health check asks: `none`, or a [`Probe`].
 pub const HEALTH_CHECK: &str = "lb.dev/health-check";
-/// The annotation that sets the time from one probe to the next, such as `10s` or `500ms`; a number is seconds.
+/// The annotation that sets the usual time from one probe to the next ([`Timing::interval`]), such as `10s` or `500ms`;
+/// a number is seconds.
 pub const INTERVAL: &str = "lb.dev/health-check-interval";
 /// The annotation that sets how long a probe may take; less than the interval.
 pub const TIMEOUT: &str = "lb.dev/health-check-timeout";
@@ -24,8 +26,8 @@ pub const FAIL_CLOSED: &str = "lb.dev/fail-closed";
 
 const TIMINGS: [&str; 4] = [INTERVAL, TIMEOUT, HEALTHY_THRESHOLD, UNHEALTHY_THRESHOLD];
 
-/// The annotations of AWS. Any one of them turns a health check on; this is a TCP check unless `AWS_PROTOCOL` sets
-/// another protocol.
+/// The annotations of AWS. Without [`HEALTH_CHECK`], any one of them turns a health check on; this is a TCP check
+/// unless `AWS_PROTOCOL` sets another protocol.
 const AWS_PROTOCOL: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol";
 const AWS_PORT: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-port";
 const AWS_PATH: &str = "service.beta.kubernetes.io/aws-load-balancer-healthcheck-path";

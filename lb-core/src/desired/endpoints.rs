@@ -82,7 +82,7 @@ pub(super) fn serving(endpoints: &Endpoints<'_>) -> Serving {
     Arc::new(endpoints.iter().filter(|(_, endpoint)| serves(endpoint)).map(|(key, _)| *key).collect())
 }
 
-/// The element of `BACKENDS` for the endpoint.
+/// The element of `BACKENDS` for the endpoint, with weight 1 and no counter of active flows, which the caller sets.
 pub(super) fn backend((address, port): EndpointKey, endpoint: &Endpoint, node: &Node) -> Backend {
     let mut flags = 0;
     if !endpoint.ready {

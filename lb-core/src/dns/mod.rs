@@ -49,7 +49,8 @@ pub struct NamedService {
     pub target: Target,
     /// The Service's ports, with and without a name.
     pub ports: Vec<NamedPort>,
-    /// `spec.publishNotReadyAddresses`: whether endpoints that are not ready have names.
+    /// `spec.publishNotReadyAddresses`, or the older annotation [`TOLERATE_UNREADY`]: whether endpoints that are not
+    /// ready have names.
     pub publishes_not_ready: bool,
 }
 

@@ -272,8 +272,8 @@ impl Controller {
         self.balancers.usage()
     }
 
-    /// Passes the pools to [`LoadBalancers`], and marks every Service as changed. Older pools come first, so that they
-    /// stay usable if a new pool overlaps them.
+    /// If the pools or their settings have changed, passes the pools to [`LoadBalancers`], and marks every Service as
+    /// changed. Older pools come first, so that they stay usable if a new pool overlaps them.
     fn use_pools(&mut self) {
         if !std::mem::take(&mut self.pools_changed) {
             return;

@@ -60,7 +60,7 @@ pub enum AddressError {
 /// A problem with an address that a Service nevertheless keeps.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Concern {
-    /// No pool contains the address any more.
+    /// No usable pool contains the address.
     #[error(
         "{ip} is in no pool; the Service keeps it until {}",
         if *held { "there are pools and all of them can be read and used" } else { "it is deleted" }

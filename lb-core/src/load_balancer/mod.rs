@@ -47,7 +47,8 @@ pub struct LoadBalancers {
     /// For each address, the Services that have it, with their terms for sharing. The terms are `None` for a remembered
     /// Service that has not requested addresses yet.
     holders: BTreeMap<IpAddr, BTreeMap<ObjectName, Option<Terms>>>,
-    /// The addresses of each Service, in the order of its families.
+    /// The addresses of each Service that has any: in the order in which the Service names them; if it names none,
+    /// usually in the order of its families.
     services: BTreeMap<ObjectName, Vec<IpAddr>>,
     /// Released addresses, each with the sequence number of its release. Hosts may still send packets for the former
     /// Service to such an address, so a pool assigns released addresses last, the earliest released first, unless a

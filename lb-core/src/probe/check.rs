@@ -89,13 +89,17 @@ impl Kind {
 /// When probes are sent, and how many results change the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timing {
-    /// Time from the start of one probe to the start of the next.
+    /// Usual time from the start of one probe to the start of the next. The monitor varies it by up to 10 % (by up to
+    /// 50 % before the second probe), uses [`Self::fast`] in its place while results contradict the verdict, and sends
+    /// the next probe at once after a hint of failure.
     pub interval: Duration,
     /// Time without an answer after which a probe has failed; less than `interval`.
     pub timeout: Duration,
-    /// Number of good results in a row that make an unhealthy endpoint healthy; at least 1.
+    /// Number of good results in a row that make an unhealthy endpoint healthy, unless it is held because it flaps; at
+    /// least 1.
     pub healthy: u8,
-    /// Number of failures in a row that make a healthy endpoint unhealthy; at least 1.
+    /// Number of failures in a row that make a healthy endpoint unhealthy; at least 1. A hint of failure may count as
+    /// one.
     pub unhealthy: u8,
 }
 

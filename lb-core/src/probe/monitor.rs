@@ -110,7 +110,8 @@ pub struct Monitor {
 
 impl Monitor {
     /// Creates a monitor without targets. `remembered` are the targets that were unhealthy when an earlier agent
-    /// stopped: they stay unhealthy until good results follow, or until [`Self::forget_unused`].
+    /// stopped: they stay unhealthy until good results follow. [`Self::forget_unused`] drops those that no Service
+    /// uses.
     pub fn new(seed: u64, remembered: BTreeMap<Target, Memory>) -> Self {
         Self { seed, remembered, ..Self::default() }
     }

@@ -38,7 +38,8 @@ impl FamilyPolicy {
 pub struct Requested {
     /// The families in `ipFamilies`; if it names none, those of `ips`. Each family once.
     pub families: Vec<Family>,
-    /// The addresses in `clusterIPs` or `clusterIP`, in the order of `families`; none for a headless Service.
+    /// The addresses in `clusterIPs` or `clusterIP`, in the order of `families`; none for a headless or `ExternalName`
+    /// Service.
     pub ips: Vec<IpAddr>,
     /// `ipFamilyPolicy`; if unset, the one that the API server would write.
     pub policy: FamilyPolicy,
@@ -105,7 +106,7 @@ fn families(spec: &ServiceSpec, errors: &mut Vec<FieldError>) -> Vec<Family> {
     families
 }
 
-/// The addresses in `clusterIPs` or `clusterIP`; none for a headless Service.
+/// The addresses in `clusterIPs` or `clusterIP`; none for a headless or `ExternalName` Service.
 fn new_ips(spec: &ServiceSpec, errors: &mut Vec<FieldError>) -> Vec<IpAddr> {
     let (field, texts) = field(spec);
     if spec.is_external_name() {

@@ -27,7 +27,7 @@ impl<'a> PortNames<'a> {
     ///
     /// # Errors
     ///
-    /// The API server's error text.
+    /// The error text, in the format of the API server's.
     pub fn check(&mut self, name: &'a str) -> Result<(), String> {
         if name.is_empty() && self.required {
             Err(required("each of several ports needs a name"))

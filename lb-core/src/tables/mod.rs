@@ -84,7 +84,7 @@ impl FromStr for TableSize {
 /// Parameters of Maglev tables. Nodes that serve the same Service must have the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Maglev {
-    /// Number of entries of a table.
+    /// Number of entries of a table; [`table`] uses a larger size for more backends than this.
     pub size: TableSize,
     /// Seed of the hash that places backends in the table.
     pub seed: u64,

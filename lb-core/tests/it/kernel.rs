@@ -476,7 +476,8 @@ impl Node {
         plan
     }
 
-    /// Asserts that no map has more entries than the kernel would accept.
+    /// Asserts that the maps of frontends, service port names, source ranges, limits and virtual addresses have no more
+    /// entries than they have room for.
     fn assert_room(&self) {
         let Contents { frontends, service_labels, source_ranges, limits, vips, .. } = &self.kernel.maps;
         for (entries, capacity) in [

@@ -79,7 +79,8 @@ pub struct SyncReport {
     /// Hooks from which a program that this process had attached was removed, because the device is gone or no longer
     /// needs it.
     pub detached: Vec<AttachPoint>,
-    /// Hooks to which the program could not be attached. The next call tries again.
+    /// Hooks to which the program could not be attached, except hooks of devices that are gone. The next call tries
+    /// again.
     pub failed: Vec<(AttachPoint, DatapathError)>,
 }
 

@@ -38,7 +38,9 @@ pub struct Removed {
 }
 
 /// Removes all programs, links, maps and pins of the data plane on `bpffs`; in this network namespace, also our
-/// reserved ports, our routes, our catch device, and our filters on all devices.
+/// reserved ports, our routes and rules, our catch device, our filters on all devices, and the qdiscs that agents have
+/// created and that have no other filters. (Without pins on `bpffs` there is no record of ports and qdiscs; they stay.)
+/// Unmounts the file system if an agent has mounted it and no other software has pins on it.
 ///
 /// # Errors
 /// An agent runs ([`DatapathError::Locked`]), or something cannot be removed.

@@ -39,7 +39,7 @@ pub(crate) fn pin(ebpf: &Ebpf, folder: &Folder) -> Result<(), DatapathError> {
     sys::pin(map.fd().as_fd(), &path).map_err(|error| DatapathError::file("pin the map at", path, error))
 }
 
-/// The options that the agent wrote into the programs when it loaded them.
+/// The options that `explain` needs of those that the agent wrote into the programs when it loaded them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Globals {
     /// Hash seed of the schedulers `mh`, `sh` and `dh`.

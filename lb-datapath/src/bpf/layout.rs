@@ -78,7 +78,8 @@ impl Shape {
         })
     }
 
-    /// Whether each key has one value of [`Self::value_size`] bytes: false for per-CPU maps, and for maps without keys.
+    /// Whether each key has one value of [`Self::value_size`] bytes: false for per-CPU maps, for storage in sockets,
+    /// and for maps without keys.
     pub(crate) const fn has_single_values(&self) -> bool {
         use MapType::{Array, Hash, LpmTrie, LruHash};
 
@@ -213,7 +214,7 @@ pub(crate) const ANNOUNCE_HEARD: MapSpec =
 /// Name of the pinned map that describes all others for agents of other versions, see `state/handover.rs`.
 pub(crate) const DESCRIPTION: &str = "LAYOUT";
 
-/// All pinned maps except [`DESCRIPTION`].
+/// All pinned maps except [`DESCRIPTION`] and `CONSTANTS` (see `bpf/globals.rs`).
 pub(crate) const MAPS: [MapSpec; 35] = [
     SERVICES,
     BACKENDS,

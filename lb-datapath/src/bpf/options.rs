@@ -32,9 +32,9 @@ pub enum BpfLogLevel {
 /// Numbers of entries with which maps are created. A map that is pinned already keeps its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacities {
-    /// Number of frontends in `SERVICES`.
+    /// Number of entries of `SERVICES` and `SERVICE_NAMES`, and of `VIPS` unless that has a larger minimum.
     pub services: u32,
-    /// Number of slots of `BACKENDS`.
+    /// Number of slots of `BACKENDS` and `ACTIVE`, and of entries of `ENDPOINT_NAMES`.
     pub backends: u32,
     /// Number of slots of `TABLES`.
     pub tables: u32,
@@ -172,8 +172,8 @@ impl AttachMode {
 /// never gets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum XdpOption {
-    /// Devices whose drivers run XDP, except veth devices: the other end of a veth may drop the frames that the program
-    /// sends.
+    /// Devices whose drivers run XDP, except ends of pairs (veth, netkit): the other end of a veth may drop the frames
+    /// that the program sends.
     Auto,
     /// Devices whose drivers run XDP, except veth devices whose other end would drop every frame that the program
     /// sends.

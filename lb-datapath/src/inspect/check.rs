@@ -24,9 +24,10 @@ use crate::{
 pub enum ProbeResult {
     /// The feature works, or the setting is right.
     Ok,
-    /// The data plane works without the feature, but slower or not for all packets.
+    /// The data plane runs without the feature, but perhaps slower or not for all packets; also if the probe of an
+    /// optional feature could not find out.
     Degraded,
-    /// The data plane cannot run without the feature.
+    /// The data plane cannot run: a required feature is missing, or this process lacks the rights to try it.
     Missing,
 }
 

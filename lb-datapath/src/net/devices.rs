@@ -4,7 +4,7 @@ use glob::Pattern;
 
 use crate::net::network::Link;
 
-/// What a device is to the data plane.
+/// The role of a device in the data plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceKind {
     /// A device that leads to other machines (wire).

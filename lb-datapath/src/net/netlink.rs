@@ -54,7 +54,8 @@ impl<M: Message> Netlink<M> {
     /// All answers to a dump request. Leaves out messages that this code cannot parse.
     ///
     /// # Errors
-    /// The kernel refuses the request, or ends the dump with an error, so that the list is incomplete.
+    /// The kernel refuses the request, or ends the dump with an error, so that the list is incomplete; or the
+    /// configuration has changed during each of [`DUMP_ATTEMPTS`] attempts.
     pub(crate) fn dump(&mut self, request: &M) -> io::Result<Vec<M>> {
         for _ in 0..DUMP_ATTEMPTS {
             self.send(request.clone(), NLM_F_DUMP)?;

@@ -50,7 +50,7 @@ pub struct AffinityReport {
     pub clients: usize,
     /// Number of clients that were deleted, because their Service port was deleted or no longer has affinity.
     pub removed: usize,
-    /// Number of clients that were evicted since the last pass, to make room for others.
+    /// Number of clients that were evicted since the last pass, to make room for others; a lower bound.
     pub evicted: usize,
 }
 

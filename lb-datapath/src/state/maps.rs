@@ -115,7 +115,8 @@ impl ServiceMaps {
         Ok(self.services.get(key)?.map(|service| service.id))
     }
 
-    /// Name and node port of the service port with this id; `None` if the id is unknown.
+    /// Name and node port of the service port with this id; `None` if the id is unknown, or if the port has a protocol
+    /// that only newer agents know.
     pub fn labels_of(&self, id: u32) -> Result<Option<ServiceLabels>, DatapathError> {
         let name = self.service_names.get(&id)?;
         Ok(name.and_then(|name| service_labels(&name, &mut Strings::default())))

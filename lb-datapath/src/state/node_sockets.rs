@@ -49,7 +49,8 @@ const SYN_SENT: u8 = 2;
 const FIN_WAIT1: u8 = 4;
 const FIN_WAIT2: u8 = 5;
 const CLOSE_WAIT: u8 = 8;
-/// The states of sockets that have a backend, as a mask.
+/// The states of the sockets that a request lists, as a mask: connecting or connected, but not closed by both sides. (A
+/// connected UDP socket is `ESTABLISHED`.)
 const CONNECTED: u32 = 1 << ESTABLISHED | 1 << SYN_SENT | 1 << FIN_WAIT1 | 1 << FIN_WAIT2 | 1 << CLOSE_WAIT;
 /// The wildcard `INET_DIAG_NOCOOKIE`.
 const ANY_COOKIE: u64 = u64::MAX;

@@ -1,4 +1,5 @@
-//! Connections of sockets that programs have translated in `connect(2)`: the map `SOCKET_COUNTS`.
+//! The map `SOCKET_COUNTS`: for each backend, how many connections the socket programs have translated in `connect(2)`,
+//! and how many of these have ended.
 
 use std::collections::BTreeMap;
 

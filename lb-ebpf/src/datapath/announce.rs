@@ -58,7 +58,8 @@ pub(crate) enum Done {
     Failed = 2,
 }
 
-/// Answers the packet, if it asks for an address that the node announces on this device.
+/// Answers the packet if it asks for an address for which the node has the right to answer on this device. Records a
+/// conflict if another machine claims such an address.
 #[inline(always)]
 pub(crate) fn process(skb: &mut Skb) -> Done {
     if skb.is_tagged() {

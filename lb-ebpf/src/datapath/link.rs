@@ -16,7 +16,7 @@ const PACKET_OTHERHOST: u32 = 3;
 const VLAN_ID: u32 = 0xfff;
 
 /// Whether the frame is for this node at this device. If not, the stack forwards it, drops it, or hands it to a VLAN
-/// device, which has programs of its own.
+/// device, which has programs of its own if it is in the node's network namespace.
 #[inline(always)]
 pub(crate) fn takes(skb: &Skb) -> bool {
     if skb.layer != Layer::Ethernet {
@@ -27,7 +27,8 @@ pub(crate) fn takes(skb: &Skb) -> bool {
     !has_vlan_beside(skb) && (kind == PACKET_HOST || (kind == PACKET_OTHERHOST && is_for_bridge(skb)))
 }
 
-/// Whether the frame belongs to a VLAN, whose device has programs of its own. `l3` is the offset of the network header.
+/// Whether the frame belongs to a VLAN, so that the programs of the VLAN's device handle its packet, if that device has
+/// any. `l3` is the offset of the network header.
 #[inline(always)]
 pub(crate) fn is_of_vlan(skb: &Skb, l3: u32) -> bool {
     l3 > lengths::ETHERNET || has_vlan_beside(skb)

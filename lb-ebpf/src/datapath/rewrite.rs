@@ -207,7 +207,7 @@ pub(super) fn addresses(
     }
 }
 
-/// Writes the ports, which TCP and UDP have at the same offset.
+/// Writes the ports, which TCP, UDP and SCTP have at the same offset.
 #[inline(always)]
 pub(super) fn ports(skb: &mut Skb, l4: u32, to: &Tuple) -> Result<(), Outcome> {
     skb.store(l4, &[to.source_port.to_be_bytes(), to.destination_port.to_be_bytes()])

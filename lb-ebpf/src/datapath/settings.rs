@@ -21,7 +21,7 @@ pub(super) fn for_client(context: &HookContext, client: &Address, service: Servi
     client::for_client(service, || is_internal(context, client))
 }
 
-/// Whether `--deny-source` contains the client.
+/// Whether the client is in a network that the settings deny: [`Settings::denied`].
 #[inline(always)]
 pub(super) fn is_denied(client: &Address) -> bool {
     is_in(client, Ranges::Denied)
@@ -87,7 +87,7 @@ extern "C" fn settings_contain(address: *const Address, ranges: u32) -> u32 {
     u32::from(ranges.contains(address))
 }
 
-/// Whether `--deny-source` excludes any clients.
+/// Whether the settings deny any networks: [`Settings::denied`].
 #[inline(always)]
 pub(crate) fn denies_sources() -> bool {
     settings_deny_sources() != 0

@@ -40,8 +40,8 @@ pub struct Packet {
 
 impl Packet {
     /// Whether the packet is a UDP datagram, or a TCP segment with ACK and without SYN, FIN and RST. Such a packet
-    /// continues the flow of its tuple's entry, if there is one, and the programs need no other entry for it. (Not for
-    /// SCTP.)
+    /// continues the flow of its tuple's entry, if there is one, and the programs need no other entry for it. The
+    /// result means nothing for any other [`Body`].
     #[inline(always)]
     pub fn continues_flow(&self) -> bool {
         self.body != Body::Tcp || self.segment.continues()
@@ -121,7 +121,8 @@ impl Headers {
 pub struct Fragment {
     /// The position of the packet in its datagram.
     pub part: Part,
-    /// The identification of the datagram as on the wire: 16 bits in IPv4, 32 in IPv6.
+    /// The identification of the datagram as on the wire: 16 bits in IPv4, 32 in IPv6. 0 if the packet has no IPv6
+    /// fragment header, or if [`parse_plain`](super::parse_plain) has parsed the packet.
     pub identification: u32,
 }
 

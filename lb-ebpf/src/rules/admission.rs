@@ -19,7 +19,8 @@ pub enum Admission {
     StrayReset = 2,
     /// The frontend serves only processes of the node.
     SocketsOnly = 3,
-    /// `--deny-source` includes the client, or `loadBalancerSourceRanges` does not include it.
+    /// The client is external and in a denied network (see [`source`]), or `loadBalancerSourceRanges` does not include
+    /// it.
     SourceNotAllowed = 4,
     /// The traffic policy is `Local`, and all backends are on other nodes.
     NoLocalBackend = 5,
@@ -74,7 +75,7 @@ pub const fn rejection(protocol: u8) -> Outcome {
 
 /// The first check of a packet of no flow: whether it may begin a flow of this service. It consists of
 /// [`is_left_to_earlier`], [`first_segment`] and [`source`], in this order; none of them needs the record for the
-/// client. `handover` is the element of `HANDOVER`.
+/// client. A later fragment begins no flow. `handover` is the element of `HANDOVER`.
 #[inline(always)]
 pub fn first_packet(
     handover: u32,
@@ -132,7 +133,8 @@ pub const fn tunnelled_segment(segment: &Segment) -> Admission {
     }
 }
 
-/// Whether a client may use Services at all: `--deny-source` applies to external clients, at every frontend.
+/// Whether a client may use Services at all. An external client in a network of `--deny-source`, or behind an IPsec
+/// policy, may use no frontend.
 #[inline(always)]
 pub fn source(is_denied: impl FnOnce() -> bool, is_internal: impl FnOnce() -> bool) -> Admission {
     if is_denied() && !is_internal() { Admission::SourceNotAllowed } else { Admission::Admitted }
@@ -165,7 +167,7 @@ pub fn clients(service: &Service, in_source_ranges: impl FnOnce() -> bool) -> Ad
 
 /// Whether only the programs on packets can serve a socket of another network namespace. They must if the backend gets
 /// a PROXY protocol header, or if a rule depends on the source address, which the socket does not have yet: the service
-/// has source ranges or limits, or serves only processes of the node, or `--deny-source` excludes some clients.
+/// has source ranges or limits, or serves only processes of the node, or the settings deny some sources ([`source`]).
 #[inline(always)]
 pub fn is_left_to_packets(service: &Service, denies_sources: impl FnOnce() -> bool) -> bool {
     use service_flags::{LIMITED, PROXY_PROTOCOL, SOCKETS_ONLY, SOURCE_RANGES};

@@ -22,7 +22,7 @@ impl ClientSide {
     }
 }
 
-/// Decides whether the client is internal. (Apart from `--deny-source`, only services that
+/// Decides whether the client is internal. (Apart from [denied sources](super::admission::source), only services that
 /// [depend](Service::depends_on_client) on the client treat internal and external clients differently.)
 #[inline(always)]
 pub fn side(by_address: impl FnOnce() -> bool, by_device: impl FnOnce() -> bool) -> ClientSide {

@@ -44,8 +44,9 @@ pub const fn next(offset: u32, count: u32, random: u32) -> u32 {
     }
 }
 
-/// Whether the source port of a flow with these [`flow_flags`] belongs to an address of the node. A new flow takes such
-/// a port from an ended connection only after all entries of that connection are deleted.
+/// Whether the source port of a flow with these [`flow_flags`] belongs to an address of the node; false for a hairpin
+/// flow, even if its virtual address is one. A new flow takes such a port from an ended connection only after all
+/// entries of that connection are deleted.
 #[inline(always)]
 pub const fn is_of_node(flags: u8) -> bool {
     matches!(flags, flow_flags::ROUTED | flow_flags::AT_EGRESS) || flags & flow_flags::MASQUERADED != 0

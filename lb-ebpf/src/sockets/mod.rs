@@ -181,7 +181,8 @@ fn delete_reply_address(call: &Call, key: &ServiceKey, to: &Endpoint) {
     }
 }
 
-/// Handles `recvfrom(2)` and `recvmsg(2)` with the address of the sender.
+/// Handles calls of `recvfrom(2)` and `recvmsg(2)` that ask for the sender's address: replaces a backend's address by the
+/// virtual one.
 #[inline(always)]
 fn receive(call: &Call) -> Result<Outcome, Outcome> {
     let from = call.remote();

@@ -23,7 +23,7 @@ pub(crate) struct Objects {
     changes: u32,
 }
 
-/// What a move of one endpoint to another address changes.
+/// The change that moves one endpoint to another address.
 pub(crate) struct Moved {
     /// The watch event of the changed EndpointSlice, as a line of JSON.
     pub(crate) line: String,

@@ -36,8 +36,8 @@ impl Report {
         self.figures.push(figure);
     }
 
-    /// Adds a result whose maximum must not exceed `limit`. The limit applies only to sizes that [`Size::is_ordinary`]
-    /// accepts, because the result grows with the size.
+    /// Adds a result whose maximum must be less than `limit`. The limit applies only to sizes that
+    /// [`Size::is_ordinary`] accepts, because the result grows with the size.
     pub(crate) fn add_limited(&mut self, figure: Figure, limit: f64) {
         let has_limit = self.size.is_ordinary();
         self.add(if has_limit { figure.target(Quantile::Max, limit) } else { figure });

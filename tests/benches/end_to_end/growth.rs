@@ -24,7 +24,7 @@ use crate::{
     workload::{Size, Workload},
 };
 
-/// What to measure: numbers of idle flows, rounds, and length of bursts.
+/// The plan of the measurement: numbers of idle flows, rounds, and length of bursts.
 pub(crate) struct Plan {
     pub(crate) idle_flows: Vec<u32>,
     pub(crate) rounds: u32,

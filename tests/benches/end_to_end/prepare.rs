@@ -27,7 +27,7 @@ pub(crate) struct Preparation {
     pub(crate) seconds: f64,
 }
 
-/// Which load balancers and sizes to compare, and with which setup.
+/// The load balancers and sizes to compare, and their setup.
 pub(crate) struct Plan {
     pub(crate) family: Family,
     pub(crate) ways: Vec<Way>,

@@ -75,7 +75,7 @@ impl System {
     }
 }
 
-/// Which kernel subsystem `iptables-restore` writes to.
+/// The kernel subsystem that `iptables-restore` writes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Backend {
     /// The subsystem `ip_tables` (iptables-legacy).
@@ -215,7 +215,7 @@ impl Setup {
     }
 }
 
-/// In which mode XDP runs on each of the wires; `None` without XDP.
+/// The mode in which XDP runs on each of the wires; `None` without XDP.
 fn modes(agent: &Agent) -> Result<[Option<String>; 2]> {
     let status = agent.ask(&["status", "-o", "json"])?;
     let status: serde_json::Value =

@@ -18,7 +18,7 @@ const FLAT: f64 = 1.02;
 /// A target for a ratio, and whether the results meet it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Target {
-    /// What the target is about, as the report shows it.
+    /// The subject of the target, as the report shows it.
     pub(crate) what: String,
     /// The ratio: a median over all rounds, or the quotient of two such medians.
     pub(crate) value: f64,

@@ -12,7 +12,7 @@ use crate::{Args, Check, PER_SERVICE, asked, outage::Turn, server::Seen};
 /// The part of the interval by which the agent may start a round early or late, see docs/health-checks.md.
 const JITTER: f64 = 0.10;
 
-/// What was measured with one kind of check.
+/// The measurements with one kind of check.
 pub(crate) struct Row {
     pub(crate) check: Check,
     pub(crate) seconds: f64,

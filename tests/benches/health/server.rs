@@ -47,7 +47,7 @@ struct Shared {
     probes: AtomicU64,
 }
 
-/// What the server has seen since [`Server::reset`].
+/// The probes that the server has seen since [`Server::reset`].
 pub(crate) struct Seen {
     /// Number of probes.
     pub(crate) probes: u64,
@@ -97,7 +97,7 @@ impl Server {
         self.shared.gaps.iter().for_each(|gap| gap.store(0, Ordering::Relaxed));
     }
 
-    /// What the server has seen since [`Self::reset`]; `time` must be the time since then.
+    /// The probes that the server has seen since [`Self::reset`]; `time` must be the time since then.
     pub(crate) fn seen(&self, time: Duration) -> Seen {
         let probes = self.shared.probes.load(Ordering::Relaxed);
         let gaps = self.shared.gaps.iter().map(|gap| gap.load(Ordering::Relaxed)).filter(|gap| *gap > 0);

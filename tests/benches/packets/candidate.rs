@@ -51,7 +51,7 @@ pub(crate) struct Candidate {
     context: Vec<u8>,
 }
 
-/// What the program did with one packet: its return code, and the packet after the run.
+/// The result of the program for one packet: its return code, and the packet after the run.
 pub(crate) struct Done {
     pub(crate) verdict: u32,
     pub(crate) output: Vec<u8>,

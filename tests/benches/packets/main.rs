@@ -49,7 +49,7 @@ struct Args {
     /// Milliseconds that a program runs in each round
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
     slice: u64,
-    /// Measure only cases whose name contains this, on one CPU, and do not load the other programs
+    /// Measure only cases whose name contains this; skip the cases on two CPUs and the costs of the verifier
     #[arg(long, default_value = "")]
     only: String,
     /// Measure the programs of this BPF object instead of those that the agent ships

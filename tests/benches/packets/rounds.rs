@@ -15,7 +15,7 @@ use crate::{
     world::World,
 };
 
-/// How much to measure: number and length of rounds.
+/// The plan of the measurement: number and length of rounds.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     /// Number of accepted rounds that each case should have.
@@ -65,7 +65,7 @@ struct Runner {
     warm_up: u32,
 }
 
-/// Which program a measurement within a round is about: that of a build, or a baseline, by index.
+/// The program that a measurement within a round runs: that of a build, or a baseline, by index.
 #[derive(Clone, Copy)]
 enum Turn {
     Program(usize),

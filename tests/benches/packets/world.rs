@@ -147,7 +147,7 @@ impl Family {
     }
 }
 
-/// Which flows are in the table while cases are measured. Every population gets its own maps, because the cost of a
+/// The flows that are in the table while cases are measured. Every population gets its own maps, because the cost of a
 /// lookup depends on how full the table is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Population {

@@ -1,4 +1,4 @@
-//! What a process has used: CPU time and memory.
+//! The CPU time and the memory that a process has used.
 
 use std::{fs, time::Duration};
 

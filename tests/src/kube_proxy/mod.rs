@@ -36,7 +36,7 @@ pub struct Service {
     pub is_local: bool,
 }
 
-/// What kube-proxy's rules are made from, for one IP family.
+/// The input of kube-proxy's rules, for one IP family.
 #[derive(Clone, Copy, Debug)]
 pub struct Cluster<'a> {
     /// Whether the family is IPv6 (else IPv4).

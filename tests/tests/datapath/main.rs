@@ -1,4 +1,4 @@
-//! What the agent creates and changes in the kernel: pins, maps, attachments, flows. Needs root.
+//! Tests of everything that the agent creates or changes in the kernel: pins, maps, attachments, flows. Needs root.
 //!
 //! Each test runs in its own network and mount namespaces and leaves nothing behind.
 //!

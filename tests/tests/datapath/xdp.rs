@@ -11,7 +11,7 @@ use nix::mount::{MntFlags, umount2};
 
 use super::sandbox::{Sandbox, eventually, ip, run, wire};
 
-/// Why tests that need XDP features of drivers are skipped.
+/// The reason for which tests that need XDP features of drivers are skipped.
 const NO_FEATURES: &str = "the kernel does not tell the XDP features of devices before Linux 6.3";
 
 /// Mode and id of the XDP program on a device, as `ip` prints them; `None` without a program.

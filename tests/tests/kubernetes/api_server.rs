@@ -43,7 +43,7 @@ struct Store {
     changed: watch::Sender<()>,
 }
 
-/// What identifies an object: plural of its kind, namespace, name.
+/// The identity of an object: plural of its kind, namespace, name.
 type Key = (String, String, String);
 
 #[derive(Default)]
@@ -562,7 +562,7 @@ fn list(store: &Store, request: &Request) -> Response {
     Json(json!({"metadata": metadata, "items": items})).into_response()
 }
 
-/// A watch: what it selects, and which changes it has sent.
+/// A watch: its selection, and its progress through the changes.
 struct Position {
     store: Arc<Store>,
     changed: watch::Receiver<()>,

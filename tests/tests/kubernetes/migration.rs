@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 use crate::{api_server::ApiServer, bed::LIMIT, cluster::Cluster};
 
 const README: &str = include_str!("../../../deploy/README.md");
-/// What the command of `deploy/README.md` installs with Helm.
+/// The manifests that Helm installs by the command of `deploy/README.md`.
 const RENDERED: &str = include_str!("../../../deploy/lint/migration.yaml");
 /// The ConfigMap and the DaemonSet that kubeadm creates for kube-proxy.
 const OF_KUBEADM: &str = include_str!("../../../lb-agent/src/config/testdata/kubeadm-objects.yaml");
@@ -373,7 +373,7 @@ impl Site {
         self.traffic(&[&self.machines.pod("pod1").unwrap().netns, &self.machines.client])
     }
 
-    /// What the BPF file system of node1 contains.
+    /// The entries at the top of node1's BPF file system.
     fn pinned(&self) -> BTreeSet<PathBuf> {
         let entries = fs::read_dir(self.machines.bpffs(1)).unwrap();
         entries.map(|entry| entry.unwrap().path()).collect()

@@ -47,7 +47,7 @@ fn are_from_the_api_server(settings: &Settings) -> bool {
         && service_ranges.contains(&address("10.96.255.255"))
 }
 
-/// Which clients are masqueraded at the cluster IP, as `service list` names them.
+/// The clients that are masqueraded at the cluster IP, as `service list` names them.
 fn masqueraded(bed: &Bed) -> Option<Value> {
     Some(bed.json(&["service", "list"])?[0]["frontends"][0]["masquerade"].clone())
 }

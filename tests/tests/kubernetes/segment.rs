@@ -76,7 +76,7 @@ impl Segment {
         self.folder.join(format!("bpf-{number}"))
     }
 
-    /// What the agent of the node with this number prints for these arguments and `-o json`.
+    /// The output of the agent of the node with this number for these arguments and `-o json`, parsed.
     pub(crate) fn json(&self, number: usize, arguments: &[&str]) -> Result<Value> {
         ask_json(&self.nodes[number - 1], &self.bpffs(number), arguments)
     }

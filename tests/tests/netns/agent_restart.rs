@@ -84,9 +84,9 @@ fn unreachable_routes(bed: &Bed) -> usize {
     list("-4") + list("-6")
 }
 
-/// A pod that starts while no agent runs has a device without programs. Two kinds of routes that an earlier agent left
-/// keep the pod's packets to cluster IPs from leaving the node by the default route: routes to the device `lb-catch`,
-/// and `unreachable` routes, which apply if that device is missing.
+/// A pod that starts while no agent runs has a device without programs. Routes of the earlier agent keep the pod's packets
+/// to cluster IPs from leaving the node by the default route: routes to the device `lb-catch`, and `unreachable` routes,
+/// which apply if that device is missing.
 #[test]
 fn packets_of_a_pod_that_starts_without_an_agent_do_not_leave_the_node() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod2"]);

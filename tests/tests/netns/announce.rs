@@ -371,7 +371,7 @@ fn wait_for_takeover(sniffer: &Sniffer) {
     wait_for(SOON, has_moved).expect("no other node claims the addresses");
 }
 
-/// When a node announces an address to all machines, in milliseconds after its first announcement.
+/// The times at which a node announces an address to all machines, in milliseconds after its first announcement.
 const BURST: [u64; 5] = [0, 1_100, 2_200, 3_300, 5_000];
 /// How much earlier than in [`BURST`] a frame may follow: the agent counts these times from the takeover, and sends the
 /// first frame some time after it.

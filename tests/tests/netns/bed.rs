@@ -117,7 +117,7 @@ impl Bed {
         }
     }
 
-    /// What a command of the agent prints with `-o json`.
+    /// The output of a command of the agent with `-o json`, parsed.
     pub(crate) fn json(&self, arguments: &[&str]) -> Value {
         self.agent.as_ref().unwrap().json(arguments).unwrap()
     }

@@ -29,7 +29,7 @@ pub(crate) fn text_of(netns: &Netns, program: &str, arguments: &[&str]) -> Strin
     String::from_utf8(run(netns.command(program).args(arguments)).unwrap().stdout).unwrap()
 }
 
-/// The state of a node that an agent changes, apart from BPF objects.
+/// Parts of a node's state that an agent changes: traffic control, sysctls, mounts, and folders in the BPF file system.
 #[derive(Debug, PartialEq, Eq)]
 struct Snapshot {
     qdiscs: String,

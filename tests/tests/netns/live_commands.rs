@@ -300,7 +300,7 @@ fn command_warns_if_it_cannot_read_the_report_of_the_agent() {
     fs::remove_file(&path).unwrap();
 }
 
-/// What a command that succeeds prints on standard error.
+/// The text that a successful command prints on standard error.
 fn stderr_of(netns: &Netns, bpffs: &Path, command: &[&str]) -> String {
     String::from_utf8(agent::ask(netns, bpffs, command).unwrap().stderr).unwrap()
 }

@@ -31,7 +31,8 @@ const FIRST: u8 = 50;
 /// of such a flow again would get an answer. When the range starts over, those flows must have expired.
 const CLIENT_PORTS: RangeInclusive<u16> = 33_000..=60_000;
 static PORTS: PortsInTurn = PortsInTurn::new(CLIENT_PORTS);
-/// Limit, in bytes, for the growth of the agent's memory in the second half of the time, in addition to [`GC_INDEX`].
+/// Limit, in bytes, for the growth of the agent's memory in the second half of the time, in addition to [`GC_INDEX`]
+/// for each entry.
 const GROWTH: u64 = 8 << 20;
 /// The maps of flows.
 const FLOWS: [&str; 2] = ["FLOWS", "CONNTRACK"];

@@ -65,7 +65,7 @@ impl Soak {
         Self { bed, most: BTreeMap::new(), deaths: 0, dead_for: Duration::ZERO }
     }
 
-    /// Kills the agent, and starts another one after `time`.
+    /// Kills the agent, and starts another one after `time`. The first time, also adds [`LATE_POD`] and its traffic.
     fn be_without_agent(&mut self, time: Duration, traffic: &mut Traffic) {
         let begun = Instant::now();
         self.bed.agent.take().unwrap().kill().unwrap();

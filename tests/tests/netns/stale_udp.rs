@@ -33,7 +33,7 @@ fn expect_reply(socket: &UdpSocket) -> io::Result<String> {
     socket.set_read_timeout(Some(PATIENCE * patience()))?;
     let mut answer = echo(socket, b"again");
     if answer.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::InvalidData) {
-        // That was a late reply to an earlier datagram. Other late replies arrive within `POLL`.
+        // The answer was a late reply to an earlier datagram. Other late replies arrive within `POLL`.
         thread::sleep(POLL);
         discard_replies(socket);
         answer = echo(socket, b"again");

@@ -1,4 +1,4 @@
-//! Which connections survive when another node gets their packets: a node dies, joins, or hands over its addresses.
+//! Survival of connections when another node gets their packets: a node dies, joins, or hands over its addresses.
 
 use std::{collections::BTreeMap, env, net::SocketAddr, thread::sleep, time::Duration};
 
@@ -13,7 +13,8 @@ use lb_tests::{
 
 /// A download that receives no byte for this time counts as broken.
 const STALLED: Duration = Duration::from_secs(20);
-/// Bytes of a download: more than the client receives before [`Transfers::finish`], and more than the buffers hold.
+/// Minimum size of a download in bytes: more than the client receives before [`Transfers::finish`], and more than the
+/// buffers hold.
 const BYTES: u64 = 512 << 10;
 
 fn site(announcement: Announcement, flags: &[&str]) -> Site {

@@ -93,7 +93,7 @@ fn run_count(id: u64) -> u64 {
     programs.find(|info| u64::from(info.id()) == id).unwrap().run_count()
 }
 
-/// How often the programs of node 1 run during `traffic`: XDP, and tc at ingress.
+/// The number of runs of node 1's programs during `traffic`: XDP, and tc at ingress.
 fn runs_during(lan: &Lan, traffic: impl FnOnce()) -> [u64; 2] {
     let profile = ask(lan, &["profile", "--seconds", "1"]);
     let programs = profile["programs"].as_array().unwrap();

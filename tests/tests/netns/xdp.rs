@@ -23,7 +23,7 @@ use crate::lan::{
 
 const WIRING: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
 
-/// Why a test is skipped.
+/// The reason for which a test is skipped.
 const NO_FEATURES: &str = "the kernel does not tell the XDP features of devices before Linux 6.3";
 
 /// The router's ends of the nodes' veths.
@@ -59,8 +59,8 @@ pub(crate) fn wires(mode: &str) -> Wires {
     Wires { lan: with_checksums(lan, mode), ends: ends.into() }
 }
 
-/// Starts agents, after making the router's ends complete all checksums: XDP may then send every packet of a routed
-/// flow.
+/// Starts agents with `--xdp` in this mode and adds services 1 and 2. Before that, makes the router's ends complete all
+/// checksums, so that XDP may send every packet of a routed flow.
 fn with_checksums(mut lan: Lan, mode: &str) -> Lan {
     let router = lan.cluster.router.as_ref().unwrap();
     for port in PORTS {

@@ -19,7 +19,8 @@ pub(crate) fn tick() -> Tick {
     Tick::from_nanos(seconds * 1_000_000_000 + nanos)
 }
 
-/// Repeats `attempt` until it begins and ends in the same tick, so that all programs that it runs read the same tick.
+/// Repeats `attempt`, at most 20 times, until it begins and ends in the same tick: all programs that it runs then read
+/// the same tick.
 /// Each further attempt begins right after the boundary of a tick, so it has the whole tick: 1.07 s.
 pub(crate) fn within_a_tick<T>(mut attempt: impl FnMut() -> T) -> T {
     for _ in 0..20 {

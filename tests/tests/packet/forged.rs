@@ -1,5 +1,5 @@
-//! TCP segments with every combination of flags in every state of a connection: what they change in the entries. The
-//! tables in `docs/security.md` must list the same changes.
+//! The changes that TCP segments with every combination of flags make to the entries, in every state of a connection.
+//! The tables in `docs/security.md` must list the same changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -317,7 +317,7 @@ impl Connection {
 /// The effects by state, sender and flags.
 type Effects = BTreeMap<(State, Sender, u8), BTreeSet<&'static str>>;
 
-/// What segments inside and outside the window do, in every state.
+/// The effects of segments inside and outside the window, in every state.
 fn effects(bed: &mut Testbed, family: Family) -> [Effects; 2] {
     bed.service(family.vip(), TCP, &[family.backend()]);
     let [mut inside, mut outside] = [Effects::new(), Effects::new()];

@@ -46,8 +46,9 @@ const ESTABLISHED: u8 = seen::PACKET | seen::SYN | seen::ACK;
 /// The most ticks for which [`fill_places`] makes a flow idle.
 const MOST_IDLE: u32 = Phase::Opening.timeout_seconds() + 10;
 
-/// Fills all places of the tuple with forward entries of other TCP connections. `seen` has the flags of both
-/// directions; `idle` returns for how many ticks the connection of a place has been idle.
+/// Fills all places of the tuple with forward entries of other TCP connections, inserts their reverse entries, and
+/// returns the keys of the forward entries. `seen` has the flags of both directions; `idle` returns for how many ticks
+/// the connection of a place has been idle.
 fn fill_places(bed: &mut Testbed, tuple: &Tuple, seen: [u8; 2], idle: impl Fn(usize) -> u32) -> Vec<Tuple> {
     // Ticks count from boot, and a guest may have booted just now.
     while lb_datapath::Conntrack::now().0 <= MOST_IDLE {

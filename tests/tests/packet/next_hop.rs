@@ -41,7 +41,7 @@ fn set_neighbour(family: Family, mac: [u8; 6]) {
     ip(&format!("neighbour replace {} lladdr {mac} dev wire", family.backend().ip()));
 }
 
-/// The routers behind the devices `wire` and `other`.
+/// The routers behind the devices `wire` and `other`. For IPv6, first configures the address and neighbour of `other`.
 fn routers(family: Family) -> [&'static str; 2] {
     if family == Family::V4 {
         return ["198.51.100.254", "203.0.113.194"];

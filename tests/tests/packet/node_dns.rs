@@ -36,7 +36,7 @@ impl Sockets {
 
 impl Testbed {
     /// Makes the programs redirect queries for `vip` to a server on the node, for `lease` ns; with 0, the lease has
-    /// expired already.
+    /// expired already. Also marks the loopback device, where test runs arrive, as a device of a pod.
     pub(crate) fn intercept(&mut self, vip: Address, server: Address, lease: u64) {
         let until = if lease == 0 { 2 } else { monotonic_nanoseconds() + lease };
         for protocol in [UDP, TCP] {

@@ -64,7 +64,7 @@ impl Connection {
         Builder::with_addresses(Version::Two | Command::Proxy, Protocol::Stream, addresses).build().unwrap()
     }
 
-    /// What the backend gets when `segment` carries the header.
+    /// The packet that the backend gets when `segment` carries the header in place of its payload.
     fn with_header(&self, segment: &Packet) -> Packet {
         let mut packet = segment.clone().to(self.backend);
         packet.payload = self.header();

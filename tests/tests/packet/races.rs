@@ -20,8 +20,8 @@ use super::{
 /// for all of their entries.
 const FLOWS: usize = 200;
 const ROUNDS: u32 = 20;
-/// How many packets of an address family may be dropped, in all rounds together. A program drops a packet if it has
-/// waited in vain for the other CPU, which was interrupted while it inserted the flow.
+/// The most packets of an address family that may be dropped, in all rounds together. A program drops a packet if it
+/// has waited in vain for the other CPU, which was interrupted while it inserted the flow.
 const LOST: u64 = 8;
 /// Number of clients, each with a connection that has ended. The test's flow table has room for five entries of each
 /// client.

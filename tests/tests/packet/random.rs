@@ -22,7 +22,7 @@ struct Flow {
     backend: SocketAddr,
     protocol: u8,
     payload: Vec<u8>,
-    /// How many bytes of the transport header and payload the ICMP error quotes at most.
+    /// The most bytes of the transport header and payload that the ICMP error quotes.
     quote: usize,
 }
 

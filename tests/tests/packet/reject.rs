@@ -10,7 +10,7 @@ use super::{
     testbed::{Hook, TCP, Testbed, UDP},
 };
 
-/// The TTL of packets that Linux sends.
+/// The TTL or hop limit with which Linux sends packets by default.
 const HOP_LIMIT: u8 = 64;
 
 fn empty_services(bed: &mut Testbed, family: Family) {

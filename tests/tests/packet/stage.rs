@@ -88,7 +88,7 @@ pub(crate) fn masquerade_settings(ports: u16) -> Settings {
     }
 }
 
-/// The testbed, shared by all cases because loading the programs takes a second. Every case first clears the maps,
+/// The testbed that most cases share, because loading the programs takes a second. Every case first clears the maps,
 /// including the entries that a failed case has left.
 pub(crate) static TESTBED: Mutex<Option<Testbed>> = Mutex::new(None);
 

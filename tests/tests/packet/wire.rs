@@ -68,7 +68,7 @@ pub(crate) fn each_on_wires(case: &str, test: impl Fn(&mut Testbed, Family)) {
     });
 }
 
-/// Creates the wires in this thread's namespace, which must not be the machine's.
+/// Creates the wires in this thread's namespace, which must not be the machine's, and turns on forwarding there.
 pub(crate) fn set_up() {
     let mut ip = Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().unwrap();
     ip.stdin.take().unwrap().write_all(SETUP.as_bytes()).unwrap();
@@ -167,7 +167,7 @@ impl Testbed {
         self.run_with_context(mode.program(), input, &context)
     }
 
-    /// Runs a frame that arrives on [`WIRE`] through the tc program.
+    /// Runs a frame that arrives on [`WIRE`] through the tc program at ingress.
     #[track_caller]
     pub(crate) fn arrive_at_tc(&mut self, packet: &Packet) -> Run {
         self.arrive_at_tc_marked(packet, 0)

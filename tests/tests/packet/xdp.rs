@@ -28,7 +28,7 @@ use super::{
     },
 };
 
-/// Writes a Service that masquerades its clients, with these backends.
+/// Writes a Service that masquerades its clients, with these backends, and the settings for masquerading.
 pub(super) fn service(bed: &mut Testbed, vip: SocketAddr, protocol: u8, backends: &[SocketAddr]) {
     let record = Service { id: 1, flags: service_flags::MASQUERADE, ..Service::zeroed() };
     bed.service_with(vip, protocol, backends, record);
@@ -394,7 +394,7 @@ struct Case {
     flags: u8,
     payload: Vec<u8>,
     hops: u8,
-    /// Whether XDP runs before tc.
+    /// Whether XDP runs before tc if the packet has a flow. Otherwise XDP always runs first.
     xdp_first: bool,
     reply: bool,
     fragment: bool,

@@ -138,7 +138,7 @@ impl Paths {
         Ok(Self { forwarders: site.forwarders()? })
     }
 
-    /// What the death of a node means for a connection.
+    /// The effect of the death of the node `died` on a connection.
     fn fate(&self, site: &Site, download: &Download, died: u8) -> Fate {
         let of_pod = site.node_of(&download.server);
         let first = self.forwarders.get(&download.local).copied().or(of_pod);

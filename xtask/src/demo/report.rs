@@ -42,11 +42,11 @@ pub(super) struct Traffic {
 /// A claim about the load balancer that the demo has checked.
 #[derive(Debug, Serialize)]
 pub(super) struct Check {
-    /// What the demo claims.
+    /// The claim.
     pub(super) promise: String,
     /// Whether the observation agrees with the claim.
     pub(super) kept: bool,
-    /// What the demo has seen.
+    /// The observation.
     pub(super) seen: String,
 }
 

@@ -9,7 +9,7 @@ use crate::release::{gzip, sha256};
 /// A layer of the image: files that it adds to those of the layers below.
 #[derive(Debug)]
 pub(super) struct Layer {
-    /// What made the layer: a text for people, in the history of the image.
+    /// The origin of the layer: a text for people, in the history of the image.
     pub(super) made_by: &'static str,
     pub(super) files: Files,
 }

@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     release::print_result(&path)
 }
 
-/// What an image is made of.
+/// The parts of an image.
 struct Image {
     system: System,
     program: PathBuf,

@@ -1,4 +1,4 @@
-//! Where the agent of an image and its libraries come from.
+//! The system that an image gets its agent and the agent's libraries from.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -87,7 +87,7 @@ impl System {
         }
     }
 
-    /// What the image says about the origin of its libraries.
+    /// The origin of the libraries, as a text for people in the history of the image.
     pub(super) const fn origin(self) -> &'static str {
         match self {
             Self::Native => "C library of the machine that built the agent",

@@ -1,4 +1,4 @@
-//! What a program needs from the system that runs it.
+//! The needs of a program: the processor, shared libraries and glibc version of the system that runs it.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use object::{Architecture, Object as _};
 
 use crate::elf;
 
-/// What an ELF program needs.
+/// The needs of an ELF program.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Needs {
     /// The processor that the program is for.

@@ -211,7 +211,7 @@ enum Next {
 struct Process {
     child: Child,
     lines: Receiver<String>,
-    /// What the process has printed, apart from results of tests.
+    /// The output of the process so far, without the results of tests.
     output: String,
 }
 

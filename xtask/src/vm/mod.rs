@@ -54,7 +54,7 @@ pub(crate) struct Args {
     /// Run this agent instead of building one for release
     #[arg(long, value_name = "PATH")]
     agent: Option<PathBuf>,
-    /// Run each test on one of the two kernels only, and few with an agent
+    /// Run each test on only one of the two kernels, and skip all namespace tests except `netns::balancing`
     #[arg(long, conflicts_with_all = ["kernels", "full", "tests"])]
     share: bool,
     /// Write the table of kernels and features to docs/kernels.md; without this option a stale table is an error

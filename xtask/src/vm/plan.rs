@@ -97,7 +97,7 @@ const NOT_IN_A_GUEST: [(&str, &str); 3] = [
     ("netns::web::", "a browser would take minutes to start"),
 ];
 
-/// Which tests to run. Tests of [`NOT_IN_A_GUEST`] are skipped in any case.
+/// The tests to run. Tests of [`NOT_IN_A_GUEST`] are skipped in any case.
 pub(super) enum Extent {
     /// The guest runs all tests.
     Full,

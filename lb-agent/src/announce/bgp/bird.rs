@@ -105,8 +105,9 @@ impl Bird {
         Sessions { established: established.min(wanted), down: wanted.saturating_sub(established) }
     }
 
-    /// Writes the text to the configuration file and makes BIRD use it. If `self.is_accepted`, only a text that BIRD
-    /// accepts replaces the content of the file.
+    /// Writes the text to the configuration file and makes BIRD use it. A text that BIRD refuses never replaces the
+    /// content of the file. While BIRD does not answer, the text replaces the content, unchecked, only if not
+    /// `self.is_accepted`.
     async fn use_text(&mut self, text: &str) -> Result<(), String> {
         let (file, new) = (self.file.clone(), beside(&self.file));
         let (name, socket) = (file.display(), self.socket.display());

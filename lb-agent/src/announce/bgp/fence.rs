@@ -1,5 +1,5 @@
-//! The fence: a small process that removes the announced routes if the agent hangs or dies. Routes outlive the agent
-//! that wrote them, and BGP daemons go on announcing them.
+//! The fence: a small process that removes the announced routes if the agent hangs, dies or stays unhealthy. Routes
+//! outlive the agent that wrote them, and BGP daemons go on announcing them.
 //!
 //! While the agent is healthy, it sends the fence a heartbeat about once a second, through a socket whose name contains
 //! the network namespace and the table.

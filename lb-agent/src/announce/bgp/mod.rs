@@ -49,7 +49,8 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Interval of heartbeats to the fence, and of checks of the routing table.
+/// Interval of heartbeats to the fence, and of checks of the routing table. Changes of the inputs cause further ones,
+/// and BIRD can delay them. An unhealthy agent sends probes in place of heartbeats.
 const TICK: Duration = Duration::from_secs(1);
 /// Interval at which the agent reads the state of the sessions from BIRD.
 const LOOK: Duration = Duration::from_secs(5);

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct BgpReport {
     /// Number of the kernel's routing table that the agent writes the routes to.
     pub table: u32,
-    /// Whether a fence process runs, which removes the routes if the agent dies.
+    /// Whether a fence process runs, which removes the routes if the agent's heartbeats stop.
     pub fence: bool,
     /// The routes that the agent wants in the table; `status` lists those that the kernel refuses.
     pub routes: Vec<RouteReport>,

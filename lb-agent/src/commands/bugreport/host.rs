@@ -118,7 +118,8 @@ fn config_of_running_kernel() -> Option<String> {
     Some(text)
 }
 
-/// Where the agent's log is. `holder` is the process that holds the data plane, as text such as `pid 17 lb-agent`.
+/// A text that says where the agent's log is. `holder` is the process that holds the data plane, as text such as
+/// `pid 17 lb-agent`.
 pub(super) fn log_location(holder: Option<&str>) -> String {
     let pid = holder.and_then(|holder| holder.split(' ').nth(1)).and_then(|pid| pid.parse::<u32>().ok());
     let Some(pid) = pid else {

@@ -97,14 +97,14 @@ pub(super) enum Next {
     Quit,
 }
 
-/// What `top` shows: the samples, and the user's choices.
+/// The state of `top`: the last sample, the rates since the one before, and the user's choices.
 #[derive(Debug, Default)]
 pub(super) struct Model {
     sample: Sample,
     rates: BTreeMap<ServiceEndpoint, (Traffic, u64)>,
     elapsed: Duration,
     pub(super) sort: Column,
-    /// Only rows whose name contains this text are shown.
+    /// Only rows whose name contains this text, regardless of capitals, are shown.
     pub(super) filter: String,
     /// Whether key presses go to the filter.
     pub(super) typing: bool,

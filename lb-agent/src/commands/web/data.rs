@@ -1,4 +1,4 @@
-//! What the pages show, read from the pinned maps and the agent's status socket.
+//! The data that the pages show, read from the pinned maps and the agent's status socket.
 //!
 //! Each reading opens the pins again: an upgrade may have moved them to another folder, and a start of the agent may
 //! have made them.
@@ -148,7 +148,8 @@ impl Source for Data {
     }
 }
 
-/// Parses the parameters of a request as flags of a command line: both have the same names, values and errors.
+/// Parses the parameters of a request as flags of a command line: both have the same names, values and errors. Ignores
+/// empty parameters, and those that are not in `flags`.
 fn command(command: &[&str], flags: &[&str], query: &Query) -> Result<Command, SourceError> {
     let given = query.iter().filter(|(flag, value)| flags.contains(&flag.as_str()) && !value.is_empty());
     let words = ["lb-agent"].iter().chain(command).map(|word| (*word).to_owned());

@@ -25,10 +25,11 @@ const TTL: u32 = 5;
 /// Default of `--dns-rate-limit`: how many UDP queries per second the server answers to each source (an IPv4 address or
 /// an IPv6 /64).
 const RATE: u32 = 2000;
-/// Default of `--dns-intercept-port`: outside of `--masquerade-ports` and of the ports that kubelet and kube-proxy use.
+/// Default of `--dns-intercept-port`: outside of the default of `--masquerade-ports` and of the ports that kubelet and
+/// kube-proxy use.
 const INTERCEPT_PORT: u16 = 9053;
-/// The networks that the internet does not route: loopback, private (RFC 1918, RFC 4193), shared (RFC 6598) and
-/// link-local ones.
+/// Networks that the internet does not route: loopback, private (RFC 1918, RFC 4193), shared (RFC 6598) and link-local
+/// ones.
 const INTERNAL: [&str; 9] = [
     "127.0.0.0/8",
     "10.0.0.0/8",

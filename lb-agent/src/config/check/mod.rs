@@ -40,13 +40,13 @@ use crate::{
     node::NodePortAddresses,
 };
 
-/// Default port of kube-proxy's health server.
+/// Default port of the health server: that of kube-proxy.
 const HEALTHZ_PORT: u16 = 10256;
-/// Default port of kube-proxy's metrics server.
+/// Default port of the metrics server: that of kube-proxy.
 const METRICS_PORT: u16 = 10249;
-/// Default port of the pages for a browser.
+/// Port of the pages for a browser if `--web-bind-address` names only an address.
 const WEB_PORT: u16 = 8088;
-/// Default ranges of cluster IPs: that of kubeadm, and a unique local IPv6 range.
+/// Default ranges of cluster IPs with `--manifests`: that of kubeadm, and a unique local IPv6 range.
 const DEFAULT_SERVICE_RANGES: [&str; 2] = ["10.96.0.0/12", "fd00:10:96::/112"];
 /// Length of the longest name of a network interface, in bytes (`IFNAMSIZ` - 1).
 const DEVICE_NAME_MAX: usize = 15;
@@ -215,7 +215,7 @@ pub(super) fn nodeport_addresses(given: Option<&[String]>) -> Result<NodePortAdd
     Ok(if networks.is_empty() { NodePortAddresses::All } else { NodePortAddresses::Networks(networks) })
 }
 
-/// Parses a range of ports `FIRST-LAST`.
+/// Parses a range of ports `FIRST-LAST`; without a value, returns [`DEFAULT_MASQUERADE_PORTS`].
 pub(super) fn masquerade_ports(given: Option<&str>) -> Result<RangeInclusive<u16>, ConfigError> {
     let Some(text) = given else { return Ok(DEFAULT_MASQUERADE_PORTS) };
     let range = || {

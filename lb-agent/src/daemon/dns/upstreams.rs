@@ -26,7 +26,8 @@ const REREAD: Duration = Duration::from_secs(5);
 /// whether they lead back to the agent. (The forwarder uses new endpoints even sooner: the task of node-local DNS sets
 /// them.)
 const FOLLOW: Duration = Duration::from_secs(1);
-/// Interval at which the agent checks whether an upstream server leads back to the agent.
+/// Time after which the agent checks again whether an upstream server leads back to the agent. A change of the servers
+/// causes a check at once.
 const PROBE: Duration = Duration::from_secs(30);
 
 /// The source of the list of upstream servers.

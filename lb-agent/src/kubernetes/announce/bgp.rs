@@ -23,7 +23,7 @@ use crate::kubernetes::{
 /// The channels through which this source publishes. Each holds the latest value.
 #[derive(Debug)]
 pub struct BgpPublished {
-    /// What to announce, and to which peers.
+    /// The advertisements, pools and peers.
     pub advertised: watch::Sender<Advertised>,
     /// The Node of this agent; `None` until every kind has been listed.
     pub node: watch::Sender<Option<Member>>,

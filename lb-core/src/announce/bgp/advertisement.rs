@@ -20,7 +20,7 @@ pub struct BgpAdvertisement {
     scope: Scope,
     /// Prefix lengths of the routes for IPv4 and IPv6: `spec.aggregationLength` and `spec.aggregationLengthV6`.
     lengths: [u8; 2],
-    /// `spec.localPref`: the local preference of the routes.
+    /// `spec.localPref`: the local preference of the routes; 0 leaves it to BIRD.
     pub(super) local_pref: u32,
     /// `spec.communities`: communities of the routes, as values or as names of Community objects.
     pub(super) communities: Vec<String>,

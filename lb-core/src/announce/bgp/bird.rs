@@ -1,9 +1,9 @@
 //! The configuration of BIRD 2.
 //!
 //! The export filter of each peer sets communities and local preference. The text depends only on the agent's options,
-//! the node's name and labels, MetalLB's objects, and the passwords in the Secrets that they name. Where objects have
-//! errors or have not been read yet, sessions are held back: their text stays as it is in the file. So no change of a
-//! Service makes BIRD reconfigure.
+//! the node's name and labels, MetalLB's objects, and the passwords in the Secrets that these objects name. So no
+//! change of a Service makes BIRD reconfigure. While an object that a session needs has errors or has not been read,
+//! the session is held back: its text stays as it is in the file.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,8 +52,8 @@ pub struct Configuration {
     /// Errors: objects that name an unknown or ambiguous community or a missing BFDProfile, or that contradict others,
     /// and advertisements whose routes to a pool are refused.
     pub errors: Vec<ConvertError>,
-    /// Warnings about fields without the intended effect: references to a missing BGPPeer or IPAddressPool, and a local
-    /// preference that another advertisement overrides.
+    /// Warnings about fields without the intended effect: references to a missing BGPPeer, or to an IPAddressPool that
+    /// is missing or not used, and a local preference that another advertisement overrides.
     pub warnings: Vec<ConvertError>,
 }
 
@@ -272,7 +272,7 @@ impl<'a> Builder<'a> {
         profile.copied().map(Some).ok_or("there is no such BFDProfile in the namespace of the peer")
     }
 
-    /// Warns of names of peers and pools for which there is no object.
+    /// Warns of names for which there is no BGPPeer or no usable IPAddressPool.
     fn check_references(&mut self) {
         let peers: BTreeSet<&str> = self.advertised.bgp.peers.keys().map(|name| &*name.name).collect();
         let pools: BTreeSet<&str> = self.advertised.pools.iter().map(|pool| &*pool.name).collect();

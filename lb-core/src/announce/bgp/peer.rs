@@ -37,7 +37,7 @@ pub struct Peer {
     pub(super) source: Option<IpAddr>,
     /// Hold time in seconds; 0 for a session that never expires.
     pub(super) hold: u64,
-    /// Seconds between two keepalive messages.
+    /// Seconds between two keepalive messages. It is 0 exactly if `hold` is 0; then no such messages are sent.
     pub(super) keepalive: u64,
     /// Seconds between two attempts to connect.
     pub(super) connect: u64,
@@ -200,7 +200,8 @@ fn autonomous_systems(
     Ok((local.unwrap_or(of_node), remote))
 }
 
-/// Hold time and keepalive interval in seconds. If the object sets only one, the interval is a third of the hold time.
+/// Hold time and keepalive interval in seconds. Unless the object sets both, the interval is a third of the hold time,
+/// which is [`HOLD`] if the object sets neither.
 fn timers(object: &Object, spec: &api::BgpPeerSpec) -> Result<(u64, u64), ConvertError> {
     let hold = seconds(object, "spec.holdTime", spec.hold_time.as_deref())?;
     let keepalive = seconds(object, "spec.keepaliveTime", spec.keepalive_time.as_deref())?;
@@ -328,7 +329,8 @@ fn number<T: TryFrom<i64>>(
 }
 
 impl BfdProfile {
-    /// Reads a profile. Also returns an error for each given field that has no effect.
+    /// Reads a profile. Also returns an error for `echoMode` and for `minimumTtl` if its value has no effect.
+    /// (`echoInterval`, a detail of `echoMode`, gets no error of its own.)
     ///
     /// # Errors
     ///

@@ -14,7 +14,7 @@ use crate::{load_balancer::Labels, model::ObjectName};
 /// Why a node offers a route.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Offer {
-    /// The addresses that the route leads to and that this node serves, each with its Services.
+    /// The addresses that the route leads to and that this node serves, each with the Services that it serves there.
     pub addresses: BTreeMap<IpAddr, BTreeSet<ObjectName>>,
     /// The advertisements that announce the route.
     pub advertisements: BTreeSet<ObjectName>,
@@ -47,7 +47,7 @@ pub fn routes(
 }
 
 impl Offer {
-    /// The Services with an address that the route leads to.
+    /// The Services that this node serves at addresses that the route leads to.
     pub fn services(&self) -> BTreeSet<&ObjectName> {
         self.addresses.values().flatten().collect()
     }
@@ -56,7 +56,7 @@ impl Offer {
 /// An address that a node announces by BGP.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct AnnouncedAddress {
-    /// The Services that have the address.
+    /// The Services that the node serves at the address.
     pub services: BTreeSet<ObjectName>,
     /// The routes that lead to the address.
     pub routes: BTreeSet<IpNet>,

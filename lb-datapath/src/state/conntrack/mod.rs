@@ -118,7 +118,8 @@ impl Conntrack {
         Tick::from_nanos(monotonic_nanoseconds())
     }
 
-    /// All flows, sorted by [`Connection::from`].
+    /// All flows, sorted by [`Connection::from`], without the second flows of masqueraded connections, which are in
+    /// [`Connection::masqueraded`].
     pub fn list(&self) -> Result<Vec<Connection>, DatapathError> {
         let mut entries = BTreeMap::new();
         self.table.for_each(|key, flow| {
@@ -142,7 +143,8 @@ impl Conntrack {
         Ok(connections)
     }
 
-    /// Calls `see` for each flow, in no particular order. Unlike [`Self::list`], it keeps no flow in memory.
+    /// Calls `see` for each flow that [`Self::list`] returns, in no particular order. Unlike `list`, it keeps no flow
+    /// in memory, and it may pass a flow twice.
     ///
     /// # Errors
     /// The table cannot be read.
@@ -165,7 +167,8 @@ impl Conntrack {
         })
     }
 
-    /// Deletes every entry of the flow table; returns how many.
+    /// Deletes every entry that a walk over the flow table finds; returns how many. Entries of flows that begin later
+    /// stay.
     pub fn flush(&self) -> Result<usize, DatapathError> {
         let mut entries = Vec::new();
         self.table.for_each_read(|key, entry| {

@@ -242,8 +242,8 @@ extern "C" fn flow_observe_reset(segment: *const Segment, flow: *mut Flow) -> u3
     u32::from(accepted)
 }
 
-/// If the flow ends with this segment, subtracts the flow from its backend's active flows, and emits its end for the
-/// flow log.
+/// If the segment has FIN or RST and the flow is over, subtracts the flow from its backend's active flows, unless that
+/// was done before, and emits the end for the flow log. (A repeated FIN or RST emits the end again.)
 #[inline(always)]
 fn observe_end(packet: &Packet, flow: &mut Flow) {
     if packet.segment.flags & (tcp_flags::FIN | tcp_flags::RST) != 0

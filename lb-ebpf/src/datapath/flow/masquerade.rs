@@ -48,7 +48,8 @@ pub(crate) fn source(context: &HookContext, from: &Tuple, to: &Tuple) -> Result<
 
 /// The node's address for a flow whose packets come in as `from` and become `to`, if the flow can be routed: its
 /// packets enter and leave through wires, and every packet that one of the two devices receives fits the MTU of the
-/// other. Otherwise [`Address::NONE`]. The function caches the next hop that it finds, for the first packet of the flow.
+/// other. Otherwise [`Address::NONE`]. The function caches the next hop that it finds, for the first packet of the
+/// flow.
 #[inline(never)]
 pub(super) fn routed_source(context: &HookContext, from: &Tuple, to: &Tuple) -> Address {
     let entrance = device::info(context.device);
@@ -81,7 +82,8 @@ pub(crate) fn fallback(is_v4: bool) -> Result<Address, Outcome> {
 }
 
 /// Inserts the two entries that exchange the client's address in `to` for the node's. Inserting the entry for the
-/// backend's packets claims the source port. It fails if another flow has the key of that entry and cannot be replaced.
+/// backend's packets claims the source port. The result is [`Claim::Taken`] if another flow has the key of that entry
+/// and cannot be replaced, or if another flow has the key of the entry for the client's packets.
 #[inline(never)]
 pub(super) fn claim(setup: &mut FlowSetup) -> Claim {
     prepare_reverse(setup);

@@ -210,7 +210,8 @@ struct Walk {
 
 /// Makes the early fragments of a datagram, whose first fragment is in `skb`, enter the node again, now after the first
 /// one. For each of them, the function writes the fragment into the frame, and sends a copy of the frame into the
-/// device. Then it restores the first fragment.
+/// device. Then it restores the first fragment. If the frame cannot carry other packets, because the device is to
+/// complete it (checksum, segments) or because it is longer than [`MAX_FRAME`], the early fragments stay in the ring.
 ///
 /// Returns false if the frame could not be restored. (A subprogram, as is the insertion before it, so that their stack
 /// frames do not add up.)

@@ -81,7 +81,7 @@ pub(super) struct Monitor {
 }
 
 impl Monitor {
-    /// What `ip monitor route` has printed so far.
+    /// The output of `ip monitor route` so far.
     pub(super) fn text(&self) -> String {
         fs::read_to_string(&self.file).unwrap()
     }

@@ -46,7 +46,7 @@ fn names() -> Names {
 }
 
 impl Names {
-    /// What dig prints, without empty lines, and with a single space in place of each run of spaces.
+    /// The output of dig, without empty lines, and with a single space in place of each run of spaces.
     fn dig(&self, arguments: &str) -> String {
         let arguments: Vec<&str> = arguments.split(' ').collect();
         let text = self.resolver.dig(&arguments).unwrap();

@@ -14,9 +14,9 @@ use nix::sys::signal::Signal;
 use super::stub::Stub;
 use crate::bed::{Bed, vips};
 
-/// What the agent answers for `web`.
+/// The agent's answer for `web`.
 const LOCAL: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
-/// What the endpoint of the DNS Service answers for every name.
+/// The answer of the DNS Service's endpoint for every name.
 const OF_ENDPOINT: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 const WEB: &str = "web.default.svc.cluster.local";
 /// How long a client waits for an answer.

@@ -1,4 +1,4 @@
-//! How the web pages show the results of endpoints' health checks, with real servers and probes.
+//! The web pages show the results of endpoints' health checks, with real servers and probes.
 
 use std::{
     net::SocketAddr,

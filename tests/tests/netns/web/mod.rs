@@ -33,9 +33,9 @@ use serde_json::{Value, json};
 use crate::bed::Bed;
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// Where the agent serves the pages in these tests.
+/// The address and port at which the agent serves the pages in these tests.
 const OF_AGENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8087);
-/// Sizes of the page: on a phone, on a laptop, and on a wall display.
+/// Sizes of the page in pixels: on a phone, on a laptop, and on a wall display.
 const SIZES: [(u32, u32); 3] = [(360, 740), (1280, 860), (3840, 2160)];
 /// A script that is true when the page shows data.
 const DRAWN: &str = "return document.querySelector('.pulse.ok') !== null";
@@ -90,7 +90,8 @@ fn open(browser: &Browser, server: SocketAddr, path: &str) {
     until(browser, DRAWN);
 }
 
-/// Serious findings of axe-core. Rows are alike, so twenty of a table are enough: a thousand take minutes.
+/// Serious and critical findings of axe-core. First removes all but twenty rows of each table from the page: rows are
+/// alike, and a thousand take minutes.
 fn findings(browser: &Browser) -> Vec<String> {
     let path = ebpf_build::cache_dir().join(AXE).join("axe.min.js");
     let axe = fs::read_to_string(&path)

@@ -16,8 +16,8 @@ use crate::bed::{Bed, vips};
 
 /// Width and height of a cell in pixels: two lines of text.
 const CELL: usize = 40;
-/// How far each channel of a cell's average colour, from 0 to 255, may be from the picture's. Text changes a white cell
-/// by about 20.
+/// The most by which each channel of a cell's average colour, from 0 to 255, may differ from the picture's. Text
+/// changes a white cell by about 20.
 const TOLERANCE: u64 = 6;
 /// Percentage of cells that may differ by more than [`TOLERANCE`]. Other data change up to 1 %, a missing header at
 /// least 20 %.
@@ -89,8 +89,8 @@ fn difference(screenshot: &[u8], name: &str) -> Result<usize> {
     Grid::read(screenshot)?.difference(&Grid::read(&documented)?)
 }
 
-/// Takes screenshots until one looks like the picture in docs/img, as pages need time to draw their data. Returns the
-/// last one, with the percentage of cells that differ.
+/// Takes screenshots until one looks like the picture in docs/img, at most for [`LIMIT`]: pages need time to draw their
+/// data. Returns the last screenshot, with the percentage of cells that differ.
 fn settled(browser: &Browser, name: &str) -> (usize, Vec<u8>) {
     let look = || {
         let screenshot = browser.screenshot().unwrap();

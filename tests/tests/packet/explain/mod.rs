@@ -27,7 +27,8 @@ mod world;
 /// Number of random worlds in one test.
 const WORLDS: u64 = 120;
 
-/// The outcomes that `explain` predicts for a packet on a wire, at tc: one for each backend that it may get.
+/// The outcomes that `explain` predicts at tc for a packet on a wire that begins a flow: one for each backend that it
+/// may get.
 pub(crate) fn outcomes_at_tc(bed: &Testbed, packet: &Packet, kind: PacketKind) -> Vec<Outcome> {
     let (tuple, hook, now) = (packet.tuple(), HookPoint::Ingress, clock::tick());
     let question = Question { tuple, knows_port: true, kind, hook, from_node: false, device: WIRE, now };

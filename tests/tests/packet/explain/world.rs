@@ -50,7 +50,7 @@ pub(super) struct World<'a> {
     pub(super) slot: u32,
     /// The next free slot of `TABLES`.
     pub(super) entry: u32,
-    /// Whether `CONNTRACK` is nearly full.
+    /// Whether `CONNTRACK` is full or nearly full.
     pub(super) full: bool,
     /// Whether an agent with another map layout takes over now and then.
     pub(super) takeover: bool,
@@ -499,7 +499,7 @@ impl World<'_> {
         }
     }
 
-    /// Unrelated flows that leave little room in `CONNTRACK`.
+    /// Unrelated flows that leave little or no room in `CONNTRACK`.
     fn filled(&mut self) -> BTreeMap<Tuple, Flow> {
         let client = Address::from_v4([198, 18, 0, 1]);
         let flows = self.dice.u16(252..=256);

@@ -86,8 +86,8 @@ impl Testbed {
         assert_eq!(flows.len(), 2 * count, "{}: {flows:#?}", self.context());
     }
 
-    /// Asserts that both entries of the flow that translates `sent` to `translated` exist, and that the flow is in this
-    /// phase.
+    /// Asserts that both entries of the flow that translates `sent` to `translated` exist, have the flags of a plain or
+    /// a hairpin flow, and that the flow is in this phase.
     #[track_caller]
     pub(crate) fn assert_flow(&self, sent: &Packet, translated: &Packet, phase: Phase) {
         let flows = self.flows();

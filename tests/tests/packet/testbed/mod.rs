@@ -182,7 +182,7 @@ impl Testbed {
         self.events();
     }
 
-    /// Sets the name of the next part of the case.
+    /// Sets the name of the next part of the case, and restarts the count of its steps.
     pub(crate) fn label(&mut self, label: &str) {
         label.clone_into(&mut self.label);
         self.step = 0;

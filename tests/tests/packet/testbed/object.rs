@@ -15,7 +15,8 @@ pub(crate) const PROGRAMS: [&str; 5] =
 pub(crate) const ANNOUNCE_PROGRAM: &str = "tc_announce";
 pub(crate) const XDP_PROGRAMS: [&str; 2] = ["xdp_native", "xdp_generic"];
 
-/// The sizes of maps in most tests: those maps whose default sizes are larger than the tests need.
+/// The sizes, in most tests, of the maps whose default sizes are larger than the tests need: numbers of entries, and
+/// for `EVENTS` bytes.
 const SIZES: [(&str, u32); 13] = [
     ("SERVICES", 64),
     ("BACKENDS", 64),
@@ -67,8 +68,8 @@ impl DerefMut for Object {
 }
 
 impl Object {
-    /// Takes a spare object if `entries` is the size of `map` in [`SIZES`] and `globals` are the default, else loads a
-    /// new one.
+    /// Takes a spare object if there is one, `entries` is the size of `map` in [`SIZES`], and `globals` are the
+    /// default; else loads a new one.
     pub(super) fn take_or_load(map: &str, entries: u32, globals: Globals) -> Self {
         let is_default = SIZES.contains(&(map, entries)) && globals == Globals::default();
         let spare = if is_default { SPARE.lock().unwrap().pop() } else { None };

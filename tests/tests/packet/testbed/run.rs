@@ -113,7 +113,7 @@ impl Sent {
         self.compare_bytes(&self.input);
     }
 
-    /// Asserts that the program redirects the packet to the device that it came from, as `expected`.
+    /// Asserts that the program redirects the packet, as `expected`. A test run does not tell to which device.
     #[track_caller]
     pub(crate) fn redirects(self, outcome: Outcome, expected: &Packet) {
         self.check(7, outcome);

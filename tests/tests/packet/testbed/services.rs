@@ -17,7 +17,7 @@ use lb_core::tables::{self, Maglev, TableSize};
 
 use super::{super::packets::NODE, Testbed};
 
-/// First slot in `TABLES` of the Service that has a lookup table.
+/// First slot in `TABLES` of the lookup table, the same for every Service that has one.
 const TABLE: u32 = 100;
 /// Slot in `ACTIVE` that counts the flows of a Service's first backend, if the scheduler counts them.
 pub(super) const COUNTER: u32 = 20;
@@ -28,7 +28,7 @@ impl Testbed {
         self.service_with(vip, protocol, backends, Service { id: 1, ..Service::zeroed() });
     }
 
-    /// Like [`Self::service`], with id, flags and policies of `record`.
+    /// Like [`Self::service`], with the fields of `record`, except `backends_base` and `backends_count`.
     pub(crate) fn service_with(
         &mut self,
         vip: SocketAddr,
@@ -127,7 +127,7 @@ impl Testbed {
         self.record(&key, &record.sealed(&key));
     }
 
-    /// Writes a record of `SERVICES` as it is.
+    /// Writes a record of `SERVICES` as it is, and sets the mark of the frontend in the filter.
     pub(crate) fn record(&mut self, key: &ServiceKey, record: &Service) {
         let mut map: HashMap<_, ServiceKey, Service> =
             self.object.map_mut("SERVICES").unwrap().try_into().unwrap();

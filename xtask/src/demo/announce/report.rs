@@ -29,7 +29,7 @@ pub(super) struct Outcome {
     pub(super) timeline: Vec<Line>,
 }
 
-/// What the death of a node means for a connection.
+/// The effect of a node's death on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Fate {
@@ -65,13 +65,14 @@ pub(super) struct Event {
     pub(super) what: String,
 }
 
-/// What the clients received in one [`STEP`].
+/// The progress of the clients' downloads in one [`STEP`].
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Line {
     at_ms: u64,
     /// Bytes that each client received: near, far.
     bytes: [u64; 2],
+    /// Downloads of each client that have failed so far; 0 if the client has no sample in this step.
     failed: [usize; 2],
 }
 
