@@ -1,11 +1,7 @@
 //! Serves HTTP/1.1 on the connections of a listener. A client that does not finish a request keeps its connection for
 //! [`LONGEST_REQUEST`] at most: otherwise such clients would use up the agent's file descriptors.
 
-use std::{
-    convert::Infallible,
-    pin::{Pin, pin},
-    time::Duration,
-};
+use std::{convert::Infallible, pin::Pin, time::Duration};
 
 use axum::{
     Router,
@@ -27,18 +23,34 @@ use tracing::debug;
 /// intervals of scrapes, so a connection never ends just when a scrape begins.
 const LONGEST_REQUEST: Duration = Duration::from_secs(23);
 
+/// Serves `router` on all connections of `listener`, forever.
+pub(crate) async fn serve(mut listener: TcpListener, router: Router) -> Infallible {
+    serve_all(&mut listener, &router, &GracefulShutdown::new()).await
+}
+
 /// Serves `router` on all connections of `listener` until `stop` completes; then waits until all requests that have
-/// arrived are answered. Pauses if it cannot accept a connection, for example without a free file descriptor.
-pub(crate) async fn serve(mut listener: TcpListener, router: Router, stop: impl Future<Output = ()>) {
+/// arrived are answered.
+pub(crate) async fn serve_until(mut listener: TcpListener, router: Router, stop: impl Future<Output = ()>) {
+    let connections = GracefulShutdown::new();
+    tokio::select! {
+        never = serve_all(&mut listener, &router, &connections) => match never {},
+        () = stop => {}
+    }
+    drop(listener);
+    connections.shutdown().await;
+}
+
+/// Accepts connections, and spawns a task for each. Pauses if it cannot accept a connection, for example without a free
+/// file descriptor.
+async fn serve_all(
+    listener: &mut TcpListener,
+    router: &Router,
+    connections: &GracefulShutdown,
+) -> Infallible {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(LONGEST_REQUEST);
-    let connections = GracefulShutdown::new();
-    let mut stop = pin!(stop);
     loop {
-        let stream = tokio::select! {
-            (stream, _client) = Listener::accept(&mut listener) => stream,
-            () = &mut stop => break,
-        };
+        let (stream, _client) = Listener::accept(listener).await;
         let service = Limited(TowerToHyperService::new(router.clone()));
         let connection = connections.watch(http.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
@@ -47,8 +59,6 @@ pub(crate) async fn serve(mut listener: TcpListener, router: Router, stop: impl 
             }
         });
     }
-    drop(listener);
-    connections.shutdown().await;
 }
 
 /// A service whose responses begin within [`LONGEST_REQUEST`].
@@ -88,7 +98,7 @@ mod tests {
         let router = Router::new()
             .route("/", get(|| async { "served" }))
             .route("/form", post(|body: String| async move { drop(body) }));
-        (address, tokio::spawn(serve(listener, router, stop)))
+        (address, tokio::spawn(serve_until(listener, router, stop)))
     }
 
     /// Sends `request` and reads the beginning `answer`. Then lets time pass, until the server closes the connection;

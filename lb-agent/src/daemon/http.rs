@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    future, io,
+    io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,
 };
@@ -35,10 +35,8 @@ pub(super) async fn serve(
         let error = match listen(address) {
             Ok(listener) => {
                 info!(%address, "serving {what}");
-                warned = false;
                 attempted(Ok(()));
-                http_server::serve(listener, router.clone(), future::pending()).await;
-                continue;
+                return Ok(http_server::serve(listener, router).await);
             }
             Err(error) => error,
         };

@@ -4,7 +4,7 @@
 mod data;
 mod events;
 
-use std::{fs, future, net::SocketAddr, path::Path};
+use std::{fs, net::SocketAddr, path::Path};
 
 use anyhow::Context as _;
 use axum::Router;
@@ -52,7 +52,7 @@ async fn serve(listener: TcpListener, router: Router) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
     tokio::select! {
-        () = http_server::serve(listener, router, future::pending()) => Ok(()),
+        never = http_server::serve(listener, router) => match never {},
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     }
