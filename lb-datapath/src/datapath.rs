@@ -220,6 +220,11 @@ impl Datapath {
         self.flow_events.take()
     }
 
+    /// Whether [`Self::finish_handover`] has yet to take over the data plane of an agent with another map layout.
+    pub const fn is_taking_over(&self) -> bool {
+        self.handover.is_some()
+    }
+
     /// Takes over the flows of an agent with another map layout, and removes its data plane. Must be called once, after
     /// our programs are attached to all devices.
     pub fn finish_handover(&mut self) -> Result<(), DatapathError> {

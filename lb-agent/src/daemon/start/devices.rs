@@ -25,8 +25,8 @@ use crate::{
     },
 };
 
-/// Maximum number of attempts to attach the programs, and the pause between two of them. After the last attempt the
-/// agent goes on without the programs that it could not attach.
+/// Maximum number of attempts to attach the programs during a handover, and the pause between two of them. After the last
+/// attempt the agent goes on without the programs that it could not attach.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -57,7 +57,9 @@ pub(super) fn spawn(
     let sources = sources(devices.network(), devices.catch());
     let mut node = Node::new(node_options(config), sources, kernel, addresses, Arc::clone(state));
     let facts = node.update()?;
-    if !sync_repeatedly(|| devices.sync())? {
+    if !datapath.is_taking_over() {
+        devices.sync()?;
+    } else if !sync_repeatedly(|| devices.sync())? {
         warn!(
             "some devices have no programs of this agent (see the warnings above); packets through these devices reach \
              no Service until the agent can attach its programs"
