@@ -105,10 +105,10 @@ impl Intercept {
             let blocked = evidence.blocked(led, listeners.received(), now);
             let dns = self.names.cluster_dns(&self.service);
             self.follow_endpoints(&dns, &mut endpoints);
-            if now >= caught_up && !blocked {
-                self.renew(&dns.cluster_ips, &listeners, &mut queries, &mut until).await;
+            let may_renew = now >= caught_up && !blocked;
+            if !may_renew || !self.renew(&dns.cluster_ips, &listeners, &mut queries, &mut until).await {
+                self.write(&entries(&dns.cluster_ips, &until));
             }
-            self.write(&entries(&dns.cluster_ips, &until));
             self.report(&dns, &until, &listeners, blocked);
         }
         self.write(&entries(&self.names.cluster_dns(&self.service).cluster_ips, &withdrawn(&until)));
@@ -135,28 +135,32 @@ impl Intercept {
     }
 
     /// Sends each listener a query, and renews the lease of each listener as soon as it answers. Takes answers for one
-    /// [`ROUND`], also late ones to earlier queries, so that a listener that does not answer delays no other lease.
+    /// [`ROUND`], also late ones to earlier queries, so that a listener that does not answer delays no other lease. Returns
+    /// whether it has renewed a lease, and so written all entries.
     async fn renew(
         &self,
         cluster_ips: &[IpAddr],
         listeners: &Listeners,
         queries: &mut FuturesUnordered<BoxFuture<'static, Option<(SocketAddr, u64)>>>,
         until: &mut BTreeMap<SocketAddr, u64>,
-    ) {
+    ) -> bool {
         let now = monotonic_nanoseconds();
         for address in listeners.addresses() {
             queries.push(lease(address, format!("dns-version.{}.", self.domain), now).boxed());
         }
+        let mut has_written = false;
         let answers = async {
             while let Some(answered) = queries.next().await {
                 if let Some((address, lease)) = answered.filter(|(address, _)| listeners.serves(*address)) {
                     let known = until.entry(address).or_default();
                     *known = lease.max(*known);
                     self.write(&entries(cluster_ips, until));
+                    has_written = true;
                 }
             }
         };
         let (Ok(()) | Err(_)) = timeout(ROUND, answers).await;
+        has_written
     }
 
     /// How many queries the programs have redirected to this agent; `None` if the counter cannot be read.
