@@ -93,8 +93,7 @@ impl Retries {
 }
 
 fn pause(failures: u32) -> Duration {
-    let doubled = 2_u32.checked_pow(failures.saturating_sub(1)).unwrap_or(u32::MAX);
-    SHORTEST.saturating_mul(doubled).min(LONGEST)
+    SHORTEST.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(LONGEST)
 }
 
 fn sentence(why: &str, services: &[&ObjectName]) -> String {

@@ -70,7 +70,7 @@ pub(super) fn packet(
     Forwarded::Done(either(translate_at_tc(skb, packet, flow)))
 }
 
-/// Forwards a packet through the stack.
+/// Translates a packet at tc, see [`rules::flow::translated_at_tc`].
 #[inline(always)]
 pub(super) fn translate_at_tc(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Result<Outcome, Outcome> {
     conntrack::observe(packet, flow);
