@@ -57,9 +57,8 @@ pub(super) fn spawn(
     let sources = sources(devices.network(), devices.catch());
     let mut node = Node::new(node_options(config), sources, kernel, addresses, Arc::clone(state));
     let facts = node.update()?;
-    if !datapath.is_taking_over() {
-        devices.sync()?;
-    } else if !sync_repeatedly(|| devices.sync())? {
+    let attempts = if datapath.is_taking_over() { ATTEMPTS } else { 1 };
+    if !sync_repeatedly(attempts, || devices.sync())? {
         warn!(
             "some devices have no programs of this agent (see the warnings above); packets through these devices reach \
              no Service until the agent can attach its programs"
@@ -70,14 +69,17 @@ pub(super) fn spawn(
     Ok((node, facts, network))
 }
 
-/// Calls `sync` until it has attached all programs at tc, at most [`ATTEMPTS`] times; returns whether it has. The end
+/// Calls `sync` until it has attached all programs at tc, at most `attempts` times; returns whether it has. The end
 /// of a handover removes the programs of an earlier agent, so a device that refuses programs for a moment (for example
 /// while it is being renamed) would have none until the next attempt.
 ///
 /// # Errors
 /// `sync` returns an error; this function then makes no further attempt.
-fn sync_repeatedly(mut sync: impl FnMut() -> Result<bool, DatapathError>) -> Result<bool, DatapathError> {
-    for _ in 1..ATTEMPTS {
+fn sync_repeatedly(
+    attempts: u32,
+    mut sync: impl FnMut() -> Result<bool, DatapathError>,
+) -> Result<bool, DatapathError> {
+    for _ in 1..attempts {
         if sync()? {
             return Ok(true);
         }
@@ -122,7 +124,7 @@ mod tests {
     fn devices_that_fail_for_a_moment_are_attached_before_the_start_goes_on() {
         for (attached_at, expected) in [(1, (true, 1)), (3, (true, 3)), (99, (false, ATTEMPTS))] {
             let mut attempts = 0;
-            let attached = sync_repeatedly(|| {
+            let attached = sync_repeatedly(ATTEMPTS, || {
                 attempts += 1;
                 Ok(attempts >= attached_at)
             });
