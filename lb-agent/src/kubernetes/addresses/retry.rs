@@ -100,6 +100,7 @@ fn sentence(why: &str, services: &[&ObjectName]) -> String {
     let first = services.first().map_or_else(String::new, ToString::to_string);
     let others = match services.len() {
         0 | 1 => String::new(),
+        2 => ", and of 1 other".to_owned(),
         count => format!(", and of {} others", count - 1),
     };
     format!(
