@@ -14,6 +14,7 @@
 extern crate std;
 
 pub mod announce;
+pub mod checksum_task;
 pub mod forward;
 pub mod headers;
 pub mod parse;

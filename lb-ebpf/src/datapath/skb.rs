@@ -4,7 +4,10 @@ use core::{arch::asm, mem::offset_of};
 
 use aya_ebpf::{
     EbpfContext as _,
-    bindings::{__sk_buff, BPF_F_INGRESS, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
+    bindings::{
+        __sk_buff, BPF_F_INGRESS, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM,
+        bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+    },
     helpers::generated::{
         bpf_clone_redirect, bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer,
         bpf_skb_change_head, bpf_skb_change_tail, bpf_skb_load_bytes, bpf_skb_store_bytes, bpf_skb_vlan_pop,
@@ -275,6 +278,12 @@ impl Skb {
         // headers.
         let result = unsafe { bpf_skb_change_tail(self.ctx.skb.skb, length, 0) };
         if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
+    }
+
+    /// Removes `bytes` between the Ethernet header and the network header, so that the rest of the frame moves forward.
+    #[inline(always)]
+    pub(super) fn shorten(&mut self, bytes: u32) -> Result<(), Outcome> {
+        self.ctx.adjust_room(-bytes.cast_signed(), BPF_ADJ_ROOM_MAC, 0).map_err(|_| Outcome::RewriteFailed)
     }
 
     /// Sends the packet back through the device that it came from; at the catch device, to the stack.

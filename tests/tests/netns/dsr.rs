@@ -292,6 +292,27 @@ fn tunnel_mtu_is_reported_to_clients() {
     }
 }
 
+/// Node 1 answers through a device without checksum offload, so the kernel computes the checksums that are left to the
+/// device: that of a packet which was split or merged, and that of a datagram from a socket. The node writes ICMP errors
+/// over such packets, and must not let the kernel write into their quotes.
+#[test]
+fn icmp_errors_about_packets_without_checksum_are_valid() {
+    let nodes = Nodes::alike(&["--north-south-mode", "dsr"], false);
+    nodes.serve(&[nodes.service(1, &["pod5"]), nodes.service(2, &[])]);
+    nodes.cluster.node(1).run(|| offload::set("eth0", Offload::TransmitChecksum, false)).unwrap();
+    let client = nodes.netns("client");
+    for (family, overhead) in [0, 1].into_iter().zip([20, 40]) {
+        let http = LoadBalancer.of(1, (Protocol::Tcp, family));
+        let mut connection = Connection::open(client, http).unwrap();
+        assert_eq!(connection.upload(4 << 20).unwrap().server, "pod5", "{http}");
+        let other_port = SocketAddr::new(http.ip(), 9);
+        assert_eq!(path_mtu(&udp_socket(client, other_port).unwrap()).unwrap(), 1500 - overhead, "{http}");
+    }
+    nodes.check(&["client"], 2, &[LoadBalancer], Expect::Refused);
+    assert!(nodes.counted(1, "too_big") >= 2);
+    nodes.assert_nothing_was_lost();
+}
+
 /// The path to the client has a smaller MTU: the ICMP error that a router sends to the virtual address must reach the
 /// pod on the other node.
 #[test]
