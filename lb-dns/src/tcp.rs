@@ -97,8 +97,8 @@ async fn read(
     Ok(())
 }
 
-/// Sends answers until no query is left. An empty answer stands for one that could not be encoded, and ends the
-/// connection.
+/// Sends answers until the client has sent its last query and all are answered. An empty answer stands for one that
+/// could not be encoded, and ends the connection.
 async fn write(mut writer: OwnedWriteHalf, mut due: mpsc::Receiver<Vec<u8>>) -> io::Result<()> {
     while let Some(answer) = due.recv().await.filter(|answer| !answer.is_empty()) {
         let length = u16::try_from(answer.len()).map_err(io::Error::other)?;

@@ -73,7 +73,8 @@ pub enum Command {
     Bugreport(BugreportArgs),
     /// Print new flows with their backends, and dropped or rejected packets, as they happen
     ///
-    /// Ends on SIGINT or SIGTERM. Events cost time, so the BPF programs emit them only while this command runs.
+    /// Ends on SIGINT or SIGTERM. Events cost time, so the BPF programs emit them only while something reads them: this
+    /// command, or the page Live in a browser. Only one of them can read at a time.
     Monitor(MonitorArgs),
     /// Read a flow log: the last connections, or the clients, Services or backends with the most traffic
     Flows(FlowsArgs),

@@ -115,7 +115,7 @@ pub(super) struct Writer {
     started: Instant,
     /// The conditions of the last report. Only conditions that are not among them are logged.
     logged: BTreeSet<String>,
-    /// Whether the prober has got targets, perhaps none.
+    /// Whether the writer has sent the prober its first list of targets, which may be empty.
     has_targets: bool,
 }
 

@@ -304,8 +304,8 @@ fn translated(flow: &Flow, bypasses_stack: bool) -> Conclusion {
     Conclusion::Translated { outcome, ends: Ends::from(&flow.to) }
 }
 
-/// How packets of the flow get to their destination. Ignores `--forwarding direct`: for packets that may bypass the
-/// stack only because of this setting, the result is [`ForwardingPath::Stack`].
+/// How packets of the flow get to their destination without `--forwarding direct`: the function ignores that setting,
+/// and never returns [`ForwardingPath::Direct`].
 pub(super) const fn way_of(flow: &Flow) -> ForwardingPath {
     match flow.flags {
         flags if flags & flow_flags::TUNNEL != 0 => ForwardingPath::Tunnel,

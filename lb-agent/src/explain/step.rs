@@ -255,7 +255,7 @@ impl From<&Tuple> for Ends {
 pub enum ForwardingPath {
     /// Through the network stack.
     Stack,
-    /// Through the network stack; masqueraded when leaving the node.
+    /// Masqueraded when leaving the node; through the network stack, except with `--forwarding direct`.
     Masqueraded,
     /// The second flow of a masqueraded connection, or a connection of the node that needs another source port: the
     /// program replaces the source when packets leave the node.

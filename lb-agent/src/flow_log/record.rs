@@ -44,7 +44,7 @@ pub struct Record<'a> {
     pub protocol: Cow<'a, str>,
     /// The client's address.
     pub client: IpAddr,
-    /// The client's port.
+    /// The source port of the client's packets, before any translation.
     pub client_port: u16,
     /// The virtual address.
     pub vip: IpAddr,

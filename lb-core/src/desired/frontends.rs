@@ -84,7 +84,8 @@ impl PortFrontends {
         self.internal == TrafficPolicy::Local || self.external == TrafficPolicy::Local && self.is_external()
     }
 
-    /// Whether some frontend sends external clients to endpoints on other nodes.
+    /// Whether some frontend other than a cluster IP sends external clients to endpoints on other nodes. (Cluster IPs do
+    /// not count: they never use direct server return.)
     pub(super) fn leads_elsewhere(&self) -> bool {
         self.external == TrafficPolicy::Cluster && self.is_external()
     }

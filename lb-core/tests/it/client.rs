@@ -26,7 +26,7 @@ pub(crate) enum Decision {
     /// The connection goes to one of these backends, with the node's address if `masqueraded`, else with the client's
     /// own.
     To { backends: Vec<String>, masqueraded: bool },
-    /// The connection is rejected.
+    /// The client gets a RST or an ICMP error, because there is no backend, or no Service has the port.
     Reject,
     /// The packet is dropped.
     Drop,

@@ -28,7 +28,7 @@ pub(crate) enum Forged {
     Datagram,
 }
 
-/// The guessed acknowledgement number, far from the sequence numbers of any backend.
+/// The guessed acknowledgement number. Backends choose random sequence numbers, so the guess is almost never right.
 const GUESS: u32 = 0x4000_0000;
 
 /// Sends `count` SYNs from `netns` to an address, each from another forged source: those with the numbers from `first`

@@ -111,7 +111,8 @@ impl Clients {
         self.events.push(Event { at_ms: millis(self.start.elapsed()), what });
     }
 
-    /// Waits until the downloads have ended; returns what the clients saw. `died` is the node that died.
+    /// Waits until the downloads have ended, except those from pods of `died`, the node that died: they may never end.
+    /// Stops waiting once no download has received a byte for [`STALLED`]. Returns what the clients saw.
     fn end(self, site: &Site, died: u8, paths: &Paths) -> Outcome {
         say("waiting for the end of the downloads");
         let Self { start, near, far, events } = self;
