@@ -1,4 +1,4 @@
-//! Helpers for functions that may return early with an outcome.
+//! Helpers for functions that may return early with an outcome, and results of global functions, which are numbers.
 
 use lb_common::Outcome;
 
@@ -14,4 +14,20 @@ pub(super) fn outcome_of(body: impl FnOnce() -> Result<Outcome, Outcome>) -> Out
 #[inline(always)]
 pub(super) fn either(result: Result<Outcome, Outcome>) -> Outcome {
     result.unwrap_or_else(|early| early)
+}
+
+/// What a global function that rewrites a packet returns: 1, or 0 if it failed.
+#[inline(always)]
+pub(super) fn number_of(result: Result<(), Outcome>) -> u32 {
+    u32::from(result.is_ok())
+}
+
+/// The result of a global function that has returned [`number_of`] it.
+///
+/// # Errors
+///
+/// Always [`Outcome::RewriteFailed`].
+#[inline(always)]
+pub(super) fn rewritten(number: u32) -> Result<(), Outcome> {
+    if number == 0 { Err(Outcome::RewriteFailed) } else { Ok(()) }
 }

@@ -16,7 +16,7 @@ use lb_ebpf::{
 
 use super::{
     checksum::Checksum,
-    early_return::outcome_of,
+    early_return::{number_of, outcome_of, rewritten},
     events,
     rewrite::{self, Compensation},
     scratch::scratch,
@@ -74,22 +74,20 @@ pub(super) fn icmp_error(
     if icmp_limit::applies(start, packet.headers.is_v4) && reject_may_send_error() == 0 {
         return Err(Outcome::IcmpRateLimited);
     }
-    match reject_write_icmp_error(skb.ctx.skb.skb, packet, u64::from_ne_bytes(*start)) {
-        0 => Err(Outcome::RewriteFailed),
-        _written => Ok(outcome),
-    }
+    rewritten(reject_write_icmp_error(skb.ctx.skb.skb, packet, u64::from_ne_bytes(*start)))?;
+    Ok(outcome)
 }
 
-/// Writes the ICMP error that begins with `start` over the packet; returns 1, or 0 if that failed. (A global function:
-/// the verifier checks it once.)
+/// [`write_icmp_error`], as a global function: the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn reject_write_icmp_error(raw: *mut __sk_buff, packet: *const Packet, start: u64) -> u32 {
     // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Packet`, or is null.
     let Some(packet) = (unsafe { packet.as_ref() }) else { return 0 };
-    u32::from(write_icmp_error(&mut Skb::new_unknown(raw), packet, start.to_ne_bytes()).is_ok())
+    number_of(write_icmp_error(&mut Skb::new_unknown(raw), packet, start.to_ne_bytes()))
 }
 
+/// Writes the ICMP error that begins with `start` over the packet.
 #[inline(always)]
 fn write_icmp_error(skb: &mut Skb, packet: &Packet, start: [u8; 8]) -> Result<(), Outcome> {
     let headers = &packet.headers;

@@ -1,6 +1,6 @@
 //! Rewriting packets: through helpers, or in place where no helper is needed.
 
-use aya_ebpf::helpers::generated::bpf_loop;
+use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_loop};
 use lb_common::{
     Address, Outcome,
     checksum::Sum,
@@ -17,6 +17,7 @@ use lb_ebpf::{
 
 use super::{
     checksum::Checksum,
+    early_return::{number_of, rewritten},
     scratch::scratch,
     skb::{ChecksumField, Skb},
 };
@@ -130,8 +131,22 @@ fn addresses_are_not_covered(skb: &mut Skb, headers: &Headers, flow: &Flow) {
 const SCTP_CHECKSUM: u32 = 8;
 
 /// Writes the ports of an SCTP packet, and its checksum: it covers the whole packet, but no addresses.
-#[inline(never)]
+#[inline(always)]
 fn sctp(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
+    rewritten(sctp_translate(skb.ctx.skb.skb, packet, flow))
+}
+
+/// [`sctp`], as a global function: the verifier checks it once.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn sctp_translate(raw: *mut __sk_buff, packet: *const Packet, flow: *const Flow) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointers lead to initialised values, or are null.
+    let (Some(packet), Some(flow)) = (unsafe { (packet.as_ref(), flow.as_ref()) }) else { return 0 };
+    number_of(translate_sctp(&mut Skb::new_unknown(raw), packet, flow))
+}
+
+#[inline(always)]
+fn translate_sctp(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     let l4 = packet.headers.l4;
     let (s, d) = (flow.to.source_port.to_be_bytes(), flow.to.destination_port.to_be_bytes());
     let after = u32::from_le_bytes([s[0], s[1], d[0], d[1]]);

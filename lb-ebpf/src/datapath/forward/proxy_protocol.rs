@@ -4,7 +4,10 @@
 //! Segments are changed before their addresses are translated. The entries of the flow record the client's sequence
 //! numbers, without the shift.
 
-use aya_ebpf::helpers::generated::{bpf_csum_diff, bpf_loop};
+use aya_ebpf::{
+    bindings::__sk_buff,
+    helpers::generated::{bpf_csum_diff, bpf_loop},
+};
 use lb_common::{
     Outcome,
     checksum::Sum,
@@ -24,6 +27,7 @@ use lb_ebpf::{
 
 use crate::datapath::{
     context::Hook,
+    early_return::{number_of, rewritten},
     flow::conntrack,
     scratch::scratch,
     skb::{ChecksumField, Skb},
@@ -36,14 +40,33 @@ pub(crate) fn is_lost(flow: &Flow) -> bool {
 }
 
 /// Changes a packet of a flow with a PROXY protocol header, as [`proxy_plan`] decides.
-#[inline(never)]
+#[inline(always)]
 pub(crate) fn change(skb: &mut Skb, packet: &mut Packet, flow: &mut Flow, hook: Hook) -> Result<(), Outcome> {
     if packet.body != Body::Tcp {
         return Ok(());
     }
+    rewritten(proxy_change(skb.ctx.skb.skb, packet, flow, u32::from(hook.is_egress())))
+}
+
+/// [`change`] for a TCP segment, as a global function: the verifier checks it once.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn proxy_change(raw: *mut __sk_buff, packet: *mut Packet, flow: *mut Flow, is_egress: u32) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointers lead to initialised values, or are null.
+    let (Some(packet), Some(flow)) = (unsafe { (packet.as_mut(), flow.as_mut()) }) else { return 0 };
+    number_of(change_segment(&mut Skb::new_unknown(raw), packet, flow, is_egress != 0))
+}
+
+#[inline(always)]
+fn change_segment(
+    skb: &mut Skb,
+    packet: &mut Packet,
+    flow: &mut Flow,
+    is_egress: bool,
+) -> Result<(), Outcome> {
     let header = bytes::length(packet.tuple.source.is_v4());
     let plan = proxy_plan(&raw mut packet.segment, &raw mut *flow, header);
-    if plan & COPY != 0 && hook == Hook::Ingress {
+    if plan & COPY != 0 && !is_egress {
         skb.repeat();
     }
     // Only an unfragmented segment can lose its payload or get the header.

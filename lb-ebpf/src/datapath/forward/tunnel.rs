@@ -5,7 +5,7 @@
 //! route to the backend. The receiving end of the tunnel is [`super::decapsulate`].
 
 use aya_ebpf::bindings::{
-    BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, BPF_F_ADJ_ROOM_ENCAP_L4_UDP,
+    __sk_buff, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, BPF_F_ADJ_ROOM_ENCAP_L4_UDP,
     BPF_F_ADJ_ROOM_FIXED_GSO, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
 };
 use lb_common::{
@@ -23,7 +23,7 @@ use lb_ebpf::{
 
 use super::routed;
 use crate::datapath::{
-    early_return::outcome_of,
+    early_return::{number_of, outcome_of, rewritten},
     flow::{conntrack, create},
     rewrite, route,
     scratch::scratch,
@@ -59,8 +59,22 @@ pub(crate) fn send_error(skb: &mut Skb, headers: &Headers) -> Outcome {
 }
 
 /// Puts the headers of the tunnel before the packet. Checksums and segmentation that are left to the device stay so.
-#[inline(never)]
+#[inline(always)]
 pub(super) fn encapsulate(skb: &mut Skb, headers: &Headers, flow: &Flow) -> Result<(), Outcome> {
+    rewritten(tunnel_encapsulate(skb.ctx.skb.skb, headers, flow))
+}
+
+/// [`encapsulate`], as a global function: the verifier checks it once.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn tunnel_encapsulate(raw: *mut __sk_buff, headers: *const Headers, flow: *const Flow) -> u32 {
+    // SAFETY: the verifier accepts only callers whose pointers lead to initialised values, or are null.
+    let (Some(headers), Some(flow)) = (unsafe { (headers.as_ref(), flow.as_ref()) }) else { return 0 };
+    number_of(add_headers(&mut Skb::new_unknown(raw), headers, flow))
+}
+
+#[inline(always)]
+fn add_headers(skb: &mut Skb, headers: &Headers, flow: &Flow) -> Result<(), Outcome> {
     rewrite::take_hop(skb, headers)?;
     let start = *skb.header::<[u8; 8]>(headers.l3)?;
     let [a, b, c, d, ..] = start;
