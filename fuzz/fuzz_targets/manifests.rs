@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use lb_agent::manifests::{Content, Edit, Manifests, ManifestsOptions, Severity, Update};
 use lb_core::{
-    allocate::DEFAULT_NODE_PORTS,
+    allocate::{DEFAULT_NODE_PORTS, OutsideRanges},
     capacity::Capacity,
     model::{Change, EndpointSlice, ObjectName, Policy, Service},
     plan::Contents,
@@ -64,6 +64,7 @@ impl Folder {
             cluster_ip_ranges: ["10.96.0.0/12", "fd00:10:96::/112"]
                 .map(|range| range.parse().expect("a range"))
                 .to_vec(),
+            other_cluster_ips: OutsideRanges::Accepted,
             pod_networks: Vec::new(),
             load_balancer_pool: Vec::new(),
             load_balancer_class: None,

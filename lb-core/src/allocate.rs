@@ -20,7 +20,7 @@ use crate::{
     model::ObjectName,
     plan::Contents,
     rules::{
-        FieldError,
+        self, FieldError,
         cluster_ips::{self, FamilyPolicy, Requested},
         service_ports,
     },
@@ -28,6 +28,15 @@ use crate::{
 
 /// The range of node ports that an API server uses by default.
 pub const DEFAULT_NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
+
+/// What happens to a Service that requests a cluster IP outside the ranges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutsideRanges {
+    /// The Service gets it: nobody has said which ranges there are.
+    Accepted,
+    /// It is refused, as by an API server.
+    Refused,
+}
 
 /// The addresses and ports that one Service has been allocated.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -76,6 +85,7 @@ pub fn known_allocations(contents: &Contents) -> Allocations {
 #[derive(Clone, Debug)]
 pub struct Allocator {
     ranges: Vec<IpRange>,
+    outside: OutsideRanges,
     node_ports: RangeInclusive<u16>,
     services: Allocations,
     ip_owner: BTreeMap<IpAddr, ObjectName>,
@@ -85,11 +95,17 @@ pub struct Allocator {
 impl Allocator {
     /// An allocator of addresses from the first range of each family in `ranges`. A single-stack Service that requests
     /// no family gets the family of the first element of `ranges`. `known` holds the allocations of existing Services,
-    /// see [`known_allocations`]. The allocator drops a value that is out of range. If two Services have the same
-    /// value, the first one by name keeps it.
-    pub fn new(ranges: &[IpNet], node_ports: RangeInclusive<u16>, known: Allocations) -> Self {
+    /// see [`known_allocations`]. The allocator drops a port that is out of range, and such a cluster IP unless `outside`
+    /// accepts it. If two Services have the same value, the first one by name keeps it.
+    pub fn new(
+        ranges: &[IpNet],
+        outside: OutsideRanges,
+        node_ports: RangeInclusive<u16>,
+        known: Allocations,
+    ) -> Self {
         let mut allocator = Self {
             ranges: Vec::new(),
+            outside,
             node_ports,
             services: Allocations::new(),
             ip_owner: BTreeMap::new(),
@@ -102,8 +118,8 @@ impl Allocator {
         }
         for (service, mut allocation) in known {
             allocation.cluster_ips.retain(|ip| {
-                allocator.ranges.iter().any(|range| range.contains(*ip))
-                    && !allocator.ip_owner.contains_key(ip)
+                let is_in_range = allocator.ranges.iter().any(|range| range.contains(*ip));
+                (is_in_range || outside == OutsideRanges::Accepted) && !allocator.ip_owner.contains_key(ip)
             });
             let ports = &allocator.node_ports;
             let owners = &allocator.port_owner;
@@ -332,11 +348,14 @@ impl Computation<'_> {
             return refuse("no service range of that family is configured".to_owned());
         };
         if !range.contains(ip) {
-            return refuse(format!(
-                "the provided IP is not in the valid range {} ({})",
-                range.net,
-                range.bounds()
-            ));
+            let (net, bounds) = (range.net, range.bounds());
+            match (self.allocator.outside, rules::endpoint_ip(ip)) {
+                (OutsideRanges::Accepted, Ok(())) => {}
+                (OutsideRanges::Accepted, Err(why)) => return refuse(why.to_owned()),
+                (OutsideRanges::Refused, _) => {
+                    return refuse(format!("the provided IP is not in the valid range {net} ({bounds})"));
+                }
+            }
         }
         match self.allocator.ip_owner.get(&ip) {
             Some(owner) if owner != self.name => {

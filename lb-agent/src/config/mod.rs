@@ -16,13 +16,14 @@ use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
-    path::PathBuf,
+    path::{self, PathBuf},
     sync::Arc,
 };
 
 use ipnet::IpNet;
 use lb_common::{Scheduler, hash::DEFAULT_SEED};
 use lb_core::{
+    allocate::OutsideRanges,
     announce::lease::Prefer,
     dns::Zone,
     model::{ObjectName, Policy},
@@ -31,7 +32,8 @@ use lb_core::{
 };
 
 pub use self::error::ConfigError;
-use self::{error::refused, file::File};
+pub(crate) use self::error::refused;
+use self::file::File;
 use crate::{
     announce::bgp,
     cli::{KernelArgs, LogFormat, RunArgs},
@@ -77,6 +79,9 @@ pub struct Config {
     pub devices: DevicePatterns,
     /// Ranges of cluster IPs, at most one for each family; `None` to use those that the API server names.
     pub service_ranges: Option<Vec<IpNet>>,
+    /// What happens to a Service of a manifest that requests a cluster IP outside `service_ranges`. Only ranges that
+    /// somebody has named bind.
+    pub other_cluster_ips: OutsideRanges,
     /// Whether packets to unassigned addresses in the ranges of cluster IPs are dropped. False for the default ranges,
     /// which may contain addresses of other machines.
     pub drops_unknown_vips: bool,
@@ -208,7 +213,7 @@ impl KernelPaths {
     /// The paths for a command other than `run`.
     ///
     /// # Errors
-    /// The file is unreadable or invalid, or the path of the BPF file system is relative.
+    /// The file is unreadable or invalid, or the path of the BPF file system is relative and there is no current folder.
     pub fn new(typed: KernelArgs) -> Result<Self, ConfigError> {
         let mut file = File::read(typed.config.as_deref())?;
         Self::checked(typed.or_in_file(&mut file.settings))
@@ -226,9 +231,9 @@ impl KernelPaths {
 
     fn checked(given: KernelArgs) -> Result<Self, ConfigError> {
         let bpffs = given.bpffs.unwrap_or_else(|| DEFAULT_BPFFS.into());
-        if !bpffs.is_absolute() {
-            return Err(refused("--bpffs", bpffs.display(), "set an absolute path"));
-        }
+        // The kernel and other commands name the folder by its absolute path.
+        let bpffs =
+            path::absolute(&bpffs).map_err(|error| refused("--bpffs", bpffs.display(), error.to_string()))?;
         Ok(Self { bpffs, cgroup: given.cgroup })
     }
 }
@@ -269,6 +274,10 @@ impl Config {
             announce: check::announce(&given, &source, &node_name)?,
             bgp: check::announce_by_bgp(&given)?,
             zone: check::zone(given.zone.as_deref(), &source)?,
+            other_cluster_ips: match given.service_cluster_ip_range {
+                Some(_) => OutsideRanges::Refused,
+                None => OutsideRanges::Accepted,
+            },
             drops_unknown_vips: given.service_cluster_ip_range.is_some()
                 || matches!(source, Source::ApiServer(_)),
             source,

@@ -77,8 +77,14 @@ impl Addresses {
         }
         let networks = &options.load_balancer_pool;
         let reserved = options.cluster_ip_ranges.iter().chain(&options.pod_networks);
+        let allocator = Allocator::new(
+            &options.cluster_ip_ranges,
+            options.other_cluster_ips,
+            options.node_port_range.clone(),
+            known,
+        );
         let mut addresses = Self {
-            allocator: Allocator::new(&options.cluster_ip_ranges, options.node_port_range.clone(), known),
+            allocator,
             load_balancers,
             given: BTreeSet::new(),
             pool_of_flag: (!networks.is_empty()).then(|| Pool::of_networks(POOL_OF_FLAG, networks)),

@@ -1,6 +1,7 @@
 use std::{ops::RangeInclusive, path::PathBuf, sync::Arc};
 
 use ipnet::IpNet;
+use lb_core::allocate::OutsideRanges;
 use lb_dns::Names;
 
 /// Settings of the source that reads a folder of manifests.
@@ -10,6 +11,8 @@ pub struct ManifestsOptions {
     pub dir: PathBuf,
     /// Ranges of cluster IPs, at most one per family. The family of the first range is the default of Services.
     pub cluster_ip_ranges: Vec<IpNet>,
+    /// What happens to a Service that requests a cluster IP outside these ranges.
+    pub other_cluster_ips: OutsideRanges,
     /// Networks of pods, as far as they are known; no pool of load balancers' addresses may overlap them.
     pub pod_networks: Vec<IpNet>,
     /// Networks from which load balancers get addresses, in addition to the folder's pools; empty for none.

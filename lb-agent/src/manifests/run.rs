@@ -276,7 +276,7 @@ fn log_difference(old: &[Condition], new: &[Condition]) {
 mod tests {
     use std::fs;
 
-    use lb_core::allocate::DEFAULT_NODE_PORTS;
+    use lb_core::allocate::{DEFAULT_NODE_PORTS, OutsideRanges};
     use tempfile::TempDir;
 
     use super::*;
@@ -292,6 +292,7 @@ mod tests {
         let options = ManifestsOptions {
             dir: dir.clone(),
             cluster_ip_ranges: vec!["10.96.0.0/12".parse().unwrap()],
+            other_cluster_ips: OutsideRanges::Refused,
             pod_networks: Vec::new(),
             load_balancer_pool: Vec::new(),
             load_balancer_reassign: false,

@@ -10,7 +10,7 @@ use crate::{
 
 fn allocator(ranges: &[&str]) -> Allocator {
     let ranges: Vec<IpNet> = ranges.iter().map(|range| range.parse().unwrap()).collect();
-    Allocator::new(&ranges, DEFAULT_NODE_PORTS, Allocations::new())
+    Allocator::new(&ranges, OutsideRanges::Refused, DEFAULT_NODE_PORTS, Allocations::new())
 }
 
 fn dual() -> Allocator {
@@ -342,7 +342,8 @@ fn restarted(services: &[api::Service]) -> Allocator {
     reconciler.handle(changes.map(|converted| converted.value).collect());
     reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
     let ranges = ["10.96.0.0/12".parse().unwrap(), "fd00:10:96::/112".parse().unwrap()];
-    Allocator::new(&ranges, DEFAULT_NODE_PORTS, known_allocations(reconciler.contents()))
+    let known = known_allocations(reconciler.contents());
+    Allocator::new(&ranges, OutsideRanges::Refused, DEFAULT_NODE_PORTS, known)
 }
 
 #[test]
@@ -442,5 +443,26 @@ proptest! {
         let mut again = restarted(&given);
         prop_assert!(again.assign_all(&mut kept).is_empty());
         prop_assert_eq!(converted(&kept), converted(&given));
+    }
+}
+
+#[test]
+fn cluster_ip_outside_ranges_that_nobody_has_set_is_kept_and_given_once() {
+    let ranges = ["10.96.0.0/12".parse().unwrap()];
+    let new = |known| Allocator::new(&ranges, OutsideRanges::Accepted, DEFAULT_NODE_PORTS, known);
+    let mut all = new(Allocations::new());
+    let mut first = service("first", json!({"clusterIP": "10.0.171.239"}));
+    all.assign(&mut first).unwrap();
+    assert!(refused(&mut all, "second", json!({"clusterIP": "10.0.171.239"})).contains("already allocated"));
+    // The Service keeps it without asking again, also after a restart.
+    let mut again = new(all.allocations().clone());
+    let mut edited = service("first", json!({}));
+    again.assign(&mut edited).unwrap();
+    assert_eq!(edited.spec.unwrap().cluster_ip.as_deref(), Some("10.0.171.239"));
+    for special in ["127.0.0.1", "0.0.0.0", "169.254.1.1", "224.0.0.1", "239.1.2.3"] {
+        assert!(
+            refused(&mut all, "special", json!({"clusterIP": special})).contains("may not be"),
+            "{special}"
+        );
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use lb_agent::manifests::{Content, Edit, Manifests, ManifestsOptions};
 use lb_core::{
-    allocate::DEFAULT_NODE_PORTS,
+    allocate::{DEFAULT_NODE_PORTS, OutsideRanges},
     model::{Change, Policy},
     plan::Contents,
     reconciler::Reconciler,
@@ -135,6 +135,7 @@ impl<'a> ControlPlane<'a> {
         let options = ManifestsOptions {
             dir: "/manifests".into(),
             cluster_ip_ranges: vec![CLUSTER_IP_RANGE.parse()?],
+            other_cluster_ips: OutsideRanges::Refused,
             pod_networks: Vec::new(),
             load_balancer_pool: Vec::new(),
             load_balancer_reassign: false,

@@ -61,6 +61,7 @@ fn manifests_options(dir: PathBuf, config: &Config, opened: &Opened) -> Manifest
     ManifestsOptions {
         dir,
         cluster_ip_ranges: config.service_ranges.clone().unwrap_or_default(),
+        other_cluster_ips: config.other_cluster_ips,
         pod_networks: config.detect_local.pod_networks().to_vec(),
         load_balancer_pool: config.load_balancer_pool.clone(),
         load_balancer_class: config.load_balancer_class.clone(),

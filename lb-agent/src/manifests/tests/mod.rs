@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use lb_core::{
-    allocate::DEFAULT_NODE_PORTS,
+    allocate::{DEFAULT_NODE_PORTS, OutsideRanges},
     model::{Change, EndpointSlice, ObjectName, Service},
     plan::Contents,
 };
@@ -20,14 +20,18 @@ mod random_edits;
 mod rejected;
 mod seeds;
 
+/// The options of an agent without settings.
 fn options() -> ManifestsOptions {
-    options_with("10.96.0.0/12,fd00:10:96::/112")
+    let other_cluster_ips = OutsideRanges::Accepted;
+    ManifestsOptions { other_cluster_ips, ..options_with("10.96.0.0/12,fd00:10:96::/112") }
 }
 
+/// The options of an agent with `--service-cluster-ip-range`.
 fn options_with(ranges: &str) -> ManifestsOptions {
     ManifestsOptions {
         dir: "services".into(),
         cluster_ip_ranges: ranges.split(',').map(|range| range.parse().unwrap()).collect(),
+        other_cluster_ips: OutsideRanges::Refused,
         pod_networks: Vec::new(),
         load_balancer_pool: Vec::new(),
         load_balancer_reassign: false,

@@ -2,7 +2,7 @@
 
 use lb_core::{model::Protocol, plan::Contents};
 
-use super::{Folder, options_with};
+use super::{Folder, options, options_with};
 
 const WITH_SELECTOR: &str = "\
 apiVersion: v1
@@ -166,9 +166,28 @@ fn service_can_have_several_named_ports() {
 }
 
 #[test]
-fn cluster_ip_out_of_range_is_rejected() {
+fn cluster_ip_is_assigned_as_requested() {
+    let own_range = options_with("10.0.0.0/16");
+    for (options, example) in
+        [(options(), LOAD_BALANCER), (options(), LOAD_BALANCER_IP), (own_range, LOAD_BALANCER)]
+    {
+        let mut folder = Folder::with(options, &Contents::default());
+        folder.write(&[("lb.yaml", example)]);
+        let service = folder.service("my-service");
+        assert_eq!(service.cluster_ips, ["10.0.171.239".parse::<std::net::IpAddr>().unwrap()]);
+        assert!(
+            service.ports[0].node_port.is_some_and(|port| (30_000..=32_767).contains(&port)),
+            "{service:?}"
+        );
+        assert_eq!(folder.problems(), [""; 0]);
+    }
+}
+
+#[test]
+fn cluster_ip_outside_a_range_that_is_set_is_rejected() {
     for example in [LOAD_BALANCER, LOAD_BALANCER_IP] {
-        let folder = Folder::of(&[("lb.yaml", example)]);
+        let mut folder = Folder::with(options_with("10.96.0.0/12"), &Contents::default());
+        folder.write(&[("lb.yaml", example)]);
         assert_eq!(folder.names(), [""; 0]);
         assert_eq!(
             folder.problems(),
@@ -178,21 +197,6 @@ fn cluster_ip_out_of_range_is_rejected() {
               10.96.0.0/12 (10.96.0.1 to 10.111.255.254)"
             ]
         );
-    }
-}
-
-#[test]
-fn cluster_ip_within_the_range_is_assigned() {
-    for example in [LOAD_BALANCER, LOAD_BALANCER_IP] {
-        let mut folder = Folder::with(options_with("10.0.0.0/16"), &Contents::default());
-        folder.write(&[("lb.yaml", example)]);
-        let service = folder.service("my-service");
-        assert_eq!(service.cluster_ips, ["10.0.171.239".parse::<std::net::IpAddr>().unwrap()]);
-        assert!(
-            service.ports[0].node_port.is_some_and(|port| (30_000..=32_767).contains(&port)),
-            "{service:?}"
-        );
-        assert_eq!(folder.problems(), [""; 0]);
     }
 }
 
