@@ -13,7 +13,8 @@ use lb_core::model::Protocol;
 pub use lb_output::TableOrJson;
 
 use super::values::{
-    Client, EventVerdict, ServiceFilter, parse_interval, parse_network, parse_phase, parse_protocol,
+    Client, Destination, EventVerdict, ServiceFilter, parse_interval, parse_listener, parse_network,
+    parse_phase, parse_protocol,
 };
 use crate::explain::HookPoint;
 
@@ -94,12 +95,12 @@ pub struct ExplainArgs {
     /// Source of the packet. Without a port the packet is the first one of a new connection
     #[arg(long, value_name = "ADDR[:PORT]")]
     pub from: Client,
-    /// Destination of the packet, such as a virtual address and its port
-    #[arg(long, value_name = "ADDR:PORT")]
-    pub to: SocketAddr,
-    /// Protocol of the packet. A TCP packet is a SYN, an SCTP packet an INIT
-    #[arg(long, value_name = "tcp|udp|sctp", value_parser = parse_protocol, default_value = "tcp")]
-    pub protocol: Protocol,
+    /// Destination of the packet, such as a virtual address and its port, and the protocol: 10.96.0.10:53/udp
+    #[arg(long, value_name = "ADDR:PORT[/PROTO]")]
+    pub to: Destination,
+    /// Protocol of the packet. A TCP packet is a SYN, an SCTP packet an INIT [default: that of --to, else tcp]
+    #[arg(long, value_name = "tcp|udp|sctp", value_parser = parse_protocol)]
+    pub protocol: Option<Protocol>,
     /// Hook that handles the packet [default: the first one that the packet meets: socket for processes of this node,
     /// xdp on devices with an XDP program, else tc-ingress]
     #[arg(long, value_name = "HOOK")]
@@ -198,7 +199,7 @@ pub struct TopArgs {
 #[derive(Debug, Clone, Args)]
 pub struct WebArgs {
     /// Address to serve the pages on. One that is no loopback address requires a token
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:8088")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = parse_listener, default_value = "127.0.0.1:8088")]
     pub listen: SocketAddr,
     /// File with the token that users log in with, at least 16 characters [default: on loopback none is required,
     /// elsewhere a new one is printed]

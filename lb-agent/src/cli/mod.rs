@@ -9,6 +9,7 @@ use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Parser, Subcommand};
 
+pub(crate) use self::values::without_localhost;
 pub use self::{
     commands::{
         AnnounceCommand, BugreportArgs, CheckArgs, CleanupArgs, ConntrackCommand, EnvironmentArgs,
@@ -19,12 +20,12 @@ pub use self::{
         AnnouncePrefer, BpfLog, DetectLocalMode, DsrEncapsulation, FileSettings, FlowLogServices, Forwarding,
         KernelArgs, List, LogFormat, RunArgs, SETTINGS, ServiceMetrics, Setting, SocketLb, Xdp,
     },
-    values::{Client, EventVerdict, ServiceFilter, split_name},
+    values::{Client, Destination, EventVerdict, ServiceFilter, split_name},
 };
 
 /// Kubernetes Services in the kernel: an eBPF load balancer for a node, with or without Kubernetes.
 ///
-/// Exit codes: 0 success, 1 runtime failure, 2 bad usage or configuration.
+/// Exit codes: 0 success, 1 runtime failure, 2 bad usage or configuration; `exec` ends with that of its program.
 #[derive(Debug, Parser)]
 #[command(name = "lb-agent", version, max_term_width = 110)]
 pub struct Cli {

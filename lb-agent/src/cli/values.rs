@@ -1,6 +1,7 @@
 //! Types of flags and arguments whose values have a syntax of their own.
 
 use std::{
+    borrow::Cow,
     fmt,
     net::{IpAddr, SocketAddr},
     str::FromStr,
@@ -42,6 +43,43 @@ impl fmt::Display for Client {
             None => self.ip.fmt(f),
         }
     }
+}
+
+/// The destination of a packet: an address and a port, optionally with the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// Destination address and port.
+    pub socket: SocketAddr,
+    /// The protocol, if the user has named it here.
+    pub protocol: Option<Protocol>,
+}
+
+impl FromStr for Destination {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (socket, protocol) = match text.split_once('/') {
+            Some((socket, protocol)) => (socket, Some(parse_protocol(protocol)?)),
+            None => (text, None),
+        };
+        let socket =
+            socket.parse().map_err(|_| "expected ADDR:PORT or [ADDR]:PORT, and /PROTO if you like")?;
+        Ok(Self { socket, protocol })
+    }
+}
+
+/// The text of an address and port, with `127.0.0.1` in place of the name `localhost`. Other names are not looked up:
+/// an address that a name has today may be another one after the next restart.
+pub(crate) fn without_localhost(text: &str) -> Cow<'_, str> {
+    match text.strip_prefix("localhost") {
+        Some(rest) if rest.is_empty() || rest.starts_with(':') => Cow::Owned(format!("127.0.0.1{rest}")),
+        _ => Cow::Borrowed(text),
+    }
+}
+
+pub(super) fn parse_listener(text: &str) -> Result<SocketAddr, String> {
+    let address = without_localhost(text).parse();
+    address.map_err(|_| "expected ADDR:PORT or [ADDR]:PORT, such as 127.0.0.1:8088".to_owned())
 }
 
 /// The verdict of the data plane on a packet or system call, as `monitor` shows it.
@@ -143,6 +181,25 @@ mod tests {
             assert_eq!(parsed(text).as_deref(), Ok(said));
         }
         assert!(parsed("web:80").is_err() && parsed("10.0.0.1:").is_err());
+    }
+
+    #[test]
+    fn protocol_follows_the_destination_after_a_slash() {
+        let parsed = |text: &str| text.parse::<Destination>().map(|to| (to.socket.to_string(), to.protocol));
+        assert_eq!(parsed("10.96.0.10:80"), Ok(("10.96.0.10:80".to_owned(), None)));
+        assert_eq!(parsed("10.96.0.10:53/udp"), Ok(("10.96.0.10:53".to_owned(), Some(Protocol::Udp))));
+        assert_eq!(parsed("[fd00::a]:53/TCP"), Ok(("[fd00::a]:53".to_owned(), Some(Protocol::Tcp))));
+        for wrong in ["10.96.0.10", "10.96.0.10/udp", "10.96.0.10:53/", "10.96.0.10:53/icmp", "web:80/tcp"] {
+            assert!(parsed(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn localhost_is_the_loopback_address() {
+        assert_eq!(parse_listener("localhost:8088").unwrap().to_string(), "127.0.0.1:8088");
+        assert_eq!(without_localhost("localhost"), "127.0.0.1");
+        assert_eq!(without_localhost("localhosts:80"), "localhosts:80");
+        assert!(parse_listener("example.com:80").is_err());
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use lb_common::{Address, conntrack::Tuple};
+use lb_core::model::Protocol;
 use serde::Serialize;
 
 use super::{
@@ -13,7 +14,7 @@ use super::{
 use crate::{
     announce::AnnouncementReport,
     cli::{ExplainArgs, TableOrJson},
-    config::KernelPaths,
+    config::{ConfigError, KernelPaths, refused},
     explain::{
         self, Conclusion, Explanation, HookPoint, PacketKind, PinnedTables, Question, TraceStep, doc_of_step,
         doc_of_verdict, step_in_words, verdict_in_words,
@@ -71,19 +72,22 @@ pub(super) fn json(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<se
 /// The explanation of a packet, with the question, and the interface at which the packet passes the hook.
 struct Answer {
     explanation: Explanation,
+    protocol: Protocol,
     question: Question,
     device: Option<String>,
 }
 
 impl Answer {
     fn find(paths: &KernelPaths, args: &ExplainArgs) -> anyhow::Result<Self> {
+        let protocol = protocol(args)?;
+        check_families(args)?;
         let pinned = Pinned::open(&paths.bpffs)?;
         let mut routes = Routes::open()?;
         let device = entrance(&mut routes, args)?;
         let attached = Attached::of(&pinned, device)?;
         let hook = hook(args, &attached, &mut routes)?;
         let from_node = routes.is_own(args.from.ip)?;
-        let question = Question { from_node, ..question(args, hook, device)? };
+        let question = Question { from_node, ..question(args, protocol, hook, device) };
         let tables = PinnedTables::open(&pinned, device)?;
         let explanation = explain::explain(&tables, &question)?;
         let name = routes.name(device);
@@ -92,18 +96,18 @@ impl Answer {
             steps.insert(0, TraceStep::Attached { device: name.to_owned(), at: hook.as_str(), program });
         }
         steps.splice(0..0, tables.assumed());
-        steps.splice(0..0, announced(paths, args.to.ip()));
+        steps.splice(0..0, announced(paths, args.to.socket.ip()));
         let explanation = Explanation { steps, ..explanation };
-        Ok(Self { explanation, question, device: name.map(str::to_owned) })
+        Ok(Self { explanation, protocol, question, device: name.map(str::to_owned) })
     }
 
     fn page<'a>(&'a self, args: &ExplainArgs) -> Page<'a> {
-        let Self { explanation, question, device } = self;
+        let Self { explanation, protocol, question, device } = self;
         let view = |step: &'a TraceStep| StepView { step, text: step_in_words(step), doc: doc_of_step(step) };
         Page {
             from: args.from.to_string(),
-            to: args.to,
-            protocol: args.protocol.as_str(),
+            to: args.to.socket,
+            protocol: protocol.as_str(),
             at: question.hook.as_str(),
             device: device.as_deref(),
             steps: explanation.steps.iter().map(view).collect(),
@@ -114,7 +118,7 @@ impl Answer {
     }
 
     fn text(&self, args: &ExplainArgs) -> String {
-        let Self { explanation, question, device } = self;
+        let Self { explanation, protocol, question, device } = self;
         let device = device.as_ref().map_or_else(String::new, |name| format!(" of {name}"));
         let at = match question.hook {
             HookPoint::Socket => "in a system call of this node".to_owned(),
@@ -122,8 +126,8 @@ impl Answer {
                 format!("at {}{device}", hook.as_str())
             }
         };
-        let protocol = args.protocol.as_str();
-        let mut text = format!("{protocol} {} -> {}, {at}\n\n", args.from, args.to);
+        let protocol = protocol.as_str();
+        let mut text = format!("{protocol} {} -> {}, {at}\n\n", args.from, args.to.socket);
         for (number, step) in (1..).zip(&explanation.steps) {
             text.push_str(&format!("{number:>3}. {}\n", step_in_words(step)));
         }
@@ -204,20 +208,37 @@ fn hook(args: &ExplainArgs, attached: &Attached, routes: &mut Routes) -> anyhow:
     })
 }
 
-fn question(args: &ExplainArgs, hook: HookPoint, device: u32) -> anyhow::Result<Question> {
-    let (from, to) = (args.from, args.to);
-    if from.ip.is_ipv4() != to.is_ipv4() {
-        bail!("--from {} and --to {to} are of different families", from.ip);
+/// The protocol of the packet.
+fn protocol(args: &ExplainArgs) -> Result<Protocol, ConfigError> {
+    match (args.to.protocol, args.protocol) {
+        (Some(one), Some(other)) if one != other => {
+            let reason = format!("--to names {}: name one protocol", one.as_str());
+            Err(refused("--protocol", other.as_str(), reason))
+        }
+        (one, other) => Ok(one.or(other).unwrap_or(Protocol::Tcp)),
     }
+}
+
+fn check_families(args: &ExplainArgs) -> Result<(), ConfigError> {
+    let (from, to) = (args.from.ip, args.to.socket);
+    if from.is_ipv4() == to.is_ipv4() {
+        return Ok(());
+    }
+    let reason = format!("--to {to} is of the other address family");
+    Err(refused("--from", from, reason))
+}
+
+fn question(args: &ExplainArgs, protocol: Protocol, hook: HookPoint, device: u32) -> Question {
+    let (from, to) = (args.from, args.to.socket);
     let address = Address::from;
     let port = from.port.unwrap_or(0);
-    Ok(Question {
-        tuple: Tuple::new(address(from.ip), address(to.ip()), port, to.port(), args.protocol.number()),
+    Question {
+        tuple: Tuple::new(address(from.ip), address(to.ip()), port, to.port(), protocol.number()),
         knows_port: from.port.is_some(),
         kind: PacketKind::Syn,
         hook,
         from_node: false,
         device,
         now: Conntrack::now(),
-    })
+    }
 }

@@ -52,6 +52,6 @@ pub enum ConfigError {
 }
 
 /// Makes the error for a setting with an invalid value.
-pub(super) fn refused(setting: &'static str, value: impl ToString, reason: impl Into<String>) -> ConfigError {
+pub(crate) fn refused(setting: &'static str, value: impl ToString, reason: impl Into<String>) -> ConfigError {
     ConfigError::BadValue { setting, value: value.to_string(), reason: reason.into() }
 }

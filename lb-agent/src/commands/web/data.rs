@@ -34,7 +34,7 @@ use super::{
 };
 use crate::{
     cli::{Cli, Command, ConntrackCommand, MonitorArgs},
-    config::KernelPaths,
+    config::{ConfigError, KernelPaths},
     daemon::{socket, state::Report},
     leftovers::{self, Findings},
 };
@@ -130,7 +130,11 @@ impl Source for Data {
     fn explain(&self, query: &Query) -> Result<Value, SourceError> {
         let flags = ["from", "to", "protocol", "at", "device"];
         let Command::Explain(args) = command(&["explain"], &flags, query)? else { return Ok(Value::Null) };
-        Ok(explain::json(&self.paths, &args)?)
+        let asked_wrong = |error: anyhow::Error| match error.downcast::<ConfigError>() {
+            Ok(error) => SourceError::Question(error.to_string()),
+            Err(error) => error.into(),
+        };
+        explain::json(&self.paths, &args).map_err(asked_wrong)
     }
 
     fn event_filter(&self, query: &Query) -> Result<Filter<EventView>, SourceError> {
@@ -232,7 +236,7 @@ mod tests {
             panic!("no explanation");
         };
         assert_eq!(
-            (args.from.to_string(), args.to.to_string()),
+            (args.from.to_string(), args.to.socket.to_string()),
             ("192.0.2.1".into(), "10.96.0.10:80".into())
         );
         let error = asked(&[("from", "here"), ("to", "10.96.0.10:80")]).unwrap_err();
@@ -241,7 +245,7 @@ mod tests {
             "invalid value 'here' for '--from <ADDR[:PORT]>': expected ADDR, ADDR:PORT or [ADDR]:PORT"
         );
         let error = asked(&[("from", "192.0.2.1"), ("to", "")]).unwrap_err();
-        assert_eq!(error, "the following required arguments were not provided: --to <ADDR:PORT>");
+        assert_eq!(error, "the following required arguments were not provided: --to <ADDR:PORT[/PROTO]>");
         assert!(asked(&[("from", "-h"), ("to", "--help")]).is_err());
     }
 

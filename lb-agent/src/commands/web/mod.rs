@@ -17,7 +17,11 @@ use tokio::{
 
 use self::data::Data;
 use super::output::print;
-use crate::{cli::WebArgs, config::KernelPaths, http_server};
+use crate::{
+    cli::WebArgs,
+    config::{ConfigError, KernelPaths, refused},
+    http_server,
+};
 use lb_datapath::Pinned;
 
 /// The HTTP routes of all pages. Must be called inside a Tokio runtime.
@@ -84,10 +88,10 @@ fn plain(address: SocketAddr) -> &'static str {
 }
 
 /// Reads the users' login token from a file.
-fn read_token(file: &Path) -> anyhow::Result<Token> {
-    let text =
-        fs::read_to_string(file).with_context(|| format!("cannot read the token in {}", file.display()))?;
-    Token::new(&text).with_context(|| format!("the file {} has no valid token", file.display()))
+fn read_token(file: &Path) -> Result<Token, ConfigError> {
+    let wrong = |reason: String| refused("--token-file", file.display(), reason);
+    let text = fs::read_to_string(file).map_err(|error| wrong(format!("cannot read it: {error}")))?;
+    Token::new(&text).map_err(|error| wrong(error.to_string()))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The settings `--flow-log…`.
 
-use std::time::Duration;
+use std::{path, time::Duration};
 
 use crate::{
     cli::{FlowLogServices, RunArgs},
@@ -11,11 +11,10 @@ use crate::{
 /// Checks the settings of the flow log; `None` without `--flow-log`, or if that is empty.
 pub(in crate::config) fn flow_log(given: &RunArgs) -> Result<Option<FlowLogConfig>, ConfigError> {
     let Some(target) = given.flow_log.as_deref().filter(|target| !target.is_empty()) else { return Ok(None) };
-    let (target, sample) = (FlowLogTarget::from(target), given.flow_log_sample.unwrap_or(1.0));
-    if let FlowLogTarget::File(path) | FlowLogTarget::Unix(path) = &target
-        && !path.is_absolute()
-    {
-        return Err(refused("--flow-log", &target, "give an absolute path"));
+    let (mut target, sample) = (FlowLogTarget::from(target), given.flow_log_sample.unwrap_or(1.0));
+    if let FlowLogTarget::File(path) | FlowLogTarget::Unix(path) = &mut target {
+        *path = path::absolute(&path)
+            .map_err(|error| refused("--flow-log", path.display(), error.to_string()))?;
     }
     if !(0.000_001..=1.0).contains(&sample) {
         return Err(refused("--flow-log-sample", sample, "give a number from 0.000001 to 1"));

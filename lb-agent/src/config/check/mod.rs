@@ -35,7 +35,7 @@ use super::{
     error::{ConfigError, refused},
 };
 use crate::{
-    cli::{self, BpfLog, RunArgs, Xdp},
+    cli::{self, BpfLog, RunArgs, Xdp, without_localhost},
     kubernetes::ApiServer,
     node::NodePortAddresses,
 };
@@ -313,7 +313,8 @@ pub(super) fn web(
     Ok(Some(WebConfig { address, token_file }))
 }
 
-/// Parses the value of `setting`: `ADDRESS:PORT`, or an IP address alone, which gets the default port. Without a value
+/// Parses the value of `setting`: `ADDRESS:PORT`, or an IP address alone, which gets the default port; `localhost` is
+/// 127.0.0.1. Without a value
 /// the result is the default; an empty string means that the server is off.
 fn listener(
     setting: &'static str,
@@ -324,9 +325,10 @@ fn listener(
     if text.is_empty() {
         return Ok(None);
     }
+    let named = without_localhost(text);
     let host_alone =
-        text.trim_matches(['[', ']']).parse::<IpAddr>().map(|host| SocketAddr::new(host, default.port()));
-    match text.parse::<SocketAddr>().or(host_alone) {
+        named.trim_matches(['[', ']']).parse::<IpAddr>().map(|host| SocketAddr::new(host, default.port()));
+    match named.parse::<SocketAddr>().or(host_alone) {
         Ok(address) => Ok(Some(address)),
         Err(_) => Err(refused(
             setting,

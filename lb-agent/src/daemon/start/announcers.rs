@@ -1,13 +1,14 @@
 //! Starts the tasks that announce load balancers' addresses.
 
-use anyhow::Result;
+use std::path::Path;
+
 use lb_core::announce::voters::Ballot;
 use tokio::sync::watch;
 
 use super::opened::Opened;
 use crate::{
     announce::{self, Announcer, Coverage, Key, Members, Who, bgp::Completeness},
-    config::{AnnounceConfig, Config, Source},
+    config::{AnnounceConfig, Config, ConfigError, Source, refused},
     daemon::{routes, tasks::Tasks},
 };
 
@@ -20,7 +21,7 @@ pub(super) fn spawn(
     complete: watch::Receiver<Completeness>,
     ballots: watch::Sender<Ballot>,
     tasks: &mut Tasks,
-) -> Result<()> {
+) -> anyhow::Result<()> {
     let by_bgp = routes::Inputs {
         advertised: sources.advertised.clone(),
         holders: sources.holders.clone(),
@@ -42,7 +43,7 @@ fn spawn_at_layer_2(
     sources: announce::Sources,
     ballots: watch::Sender<Ballot>,
     tasks: &mut Tasks,
-) -> Result<()> {
+) -> anyhow::Result<()> {
     let datapath = &opened.datapath;
     let AnnounceConfig { members, port, key_file, prefer } = config.announce.clone();
     let who = match port {
@@ -50,7 +51,7 @@ fn spawn_at_layer_2(
         None => (!members.is_empty()).then_some(Who::Configured(members)),
     };
     let members = match who.zip(key_file) {
-        Some((who, file)) => Some(Members { who, key: Key::read(&file)?, prefer }),
+        Some((who, file)) => Some(Members { who, key: read_key(&file)?, prefer }),
         None => None,
     };
     let kernel = announce::Kernel::new(datapath.announce_attacher()?, datapath.announcements()?);
@@ -58,4 +59,9 @@ fn spawn_at_layer_2(
     let announcer = Announcer::new(node, sources, kernel, (members, ballots), opened.observers())?;
     tasks.spawn("announcer", announcer.run());
     Ok(())
+}
+
+/// Reads the key of `--announce-key-file`.
+fn read_key(file: &Path) -> Result<Key, ConfigError> {
+    Key::read(file).map_err(|error| refused("--announce-key-file", file.display(), format!("{error:#}")))
 }

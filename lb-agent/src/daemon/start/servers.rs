@@ -1,6 +1,6 @@
 //! Starts the servers of the agent.
 
-use std::{fs, io, net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{fs, io, net::SocketAddr, path::Path, sync::Arc};
 
 use anyhow::Context as _;
 use axum::Router;
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::opened::Opened;
 use crate::{
-    config::{Config, WebConfig},
+    config::{Config, ConfigError, WebConfig, refused},
     daemon::{
         Pages, bpffs, http, socket,
         state::{HealthzReport, Listener, State},
@@ -66,17 +66,19 @@ pub(super) fn spawn_pages(
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
     let Some(WebConfig { address, token_file }) = &config.web else { return Ok(()) };
-    let read = |file: &PathBuf| -> anyhow::Result<Token> {
-        let text = fs::read_to_string(file)
-            .with_context(|| format!("cannot read the file of --web-token-file, {}", file.display()))?;
-        Token::new(&text).with_context(|| format!("--web-token-file {}", file.display()))
-    };
-    let token = token_file.as_ref().map(read).transpose()?;
+    let token = token_file.as_deref().map(read_token).transpose()?;
     let access = Access::new(*address, token)
         .with_context(|| format!("--web-bind-address {address} needs --web-token-file"))?;
     let router = pages(config.kernel.clone(), access);
     serve("pages for a browser", (Listener::Web, *address), router, state, tasks);
     Ok(())
+}
+
+/// Reads the token of `--web-token-file`.
+fn read_token(file: &Path) -> Result<Token, ConfigError> {
+    let wrong = |reason: String| refused("--web-token-file", file.display(), reason);
+    let text = fs::read_to_string(file).map_err(|error| wrong(format!("cannot read it: {error}")))?;
+    Token::new(&text).map_err(|error| wrong(error.to_string()))
 }
 
 /// Spawns the task of an HTTP server, which records whether it listens at its address.
