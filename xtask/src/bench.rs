@@ -3,9 +3,10 @@
 mod compare;
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 
 use crate::agent::with_agent;
@@ -18,6 +19,9 @@ use crate::user::is_root;
 pub(crate) struct Args {
     /// The benchmark to run [default: all]
     bench: Option<Bench>,
+    /// Write the figures of all benchmarks to this folder, as NAME.json
+    #[arg(long, value_name = "FOLDER", conflicts_with = "bench")]
+    json: Option<PathBuf>,
     /// Arguments of the benchmark; `cargo xtask bench NAME -- --help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<OsString>,
@@ -79,15 +83,20 @@ pub(crate) fn run(args: &Args, agent: &Path) -> anyhow::Result<()> {
     ensure!(is_root()?, "the benchmarks load BPF programs and make network namespaces: run them as root");
     match args.bench {
         Some(bench) => bench.run(&args.args, agent),
-        None => run_all(agent),
+        None => run_all(args.json.as_deref(), agent),
     }
 }
 
-fn run_all(agent: &Path) -> anyhow::Result<()> {
+fn run_all(json: Option<&Path>, agent: &Path) -> anyhow::Result<()> {
+    if let Some(folder) = json {
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    }
     let mut stages = Stages::default();
     for bench in Bench::ALL {
-        let (name, _) = bench.names();
-        stages.run(name, || bench.run(&[], agent));
+        let (name, target) = bench.names();
+        let file = json.map(|folder| folder.join(target).with_extension("json"));
+        let args: Vec<OsString> = file.map_or_else(Vec::new, |file| vec!["--json".into(), file.into()]);
+        stages.run(name, || bench.run(&args, agent));
     }
     stages.finish()
 }

@@ -23,7 +23,7 @@ use anyhow::{Context as _, ensure};
 use clap::Parser;
 use lb_common::capacity;
 use lb_tests::{
-    bench::{Machine, exit_code, machine},
+    bench::{Machine, exit_code, machine, write_json},
     cleanup::{self, Cleanup, Resource},
 };
 
@@ -80,9 +80,9 @@ struct Args {
     /// Number of endpoints to change in each run, one after the other
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     changes: u32,
-    /// Print JSON instead of a table
-    #[arg(long)]
-    json: bool,
+    /// Write all figures to this file as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
     /// Ignored; `cargo bench` passes it
     #[arg(long, hide = true)]
     bench: bool,
@@ -132,10 +132,9 @@ fn run(args: &Args) -> anyhow::Result<bool> {
         growth::plot(&sizes, &Machine::read()?.to_string(), folder)?;
     }
     report.load_after = machine::load()?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        println!("{}", report.text());
+    println!("{}", report.text());
+    if let Some(file) = &args.json {
+        write_json(file, &report)?;
     }
     Ok(report.targets_met())
 }

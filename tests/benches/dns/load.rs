@@ -4,11 +4,12 @@ use std::{net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use lb_tests::{agent::run, bench::cpu_time, netns::Netns};
+use serde::Serialize;
 
 use crate::workload::Kind;
 
 /// One burst of queries to one server.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Burst {
     /// Answered queries per second.
     pub(crate) rate: f64,

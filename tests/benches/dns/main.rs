@@ -20,7 +20,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 use lb_tests::{
     agent,
-    bench::{Machine, exit_code},
+    bench::{Machine, exit_code, write_json},
     cleanup::{self, Cleanup, Resource},
     netns::{Netns, unique_prefix},
 };
@@ -55,6 +55,9 @@ struct Args {
     /// Number of starts of each server, for its memory
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     starts: u32,
+    /// Write all figures to this file as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
     /// Write the report that docs/dns.md shows
     #[arg(long)]
     write_docs: bool,
@@ -92,6 +95,9 @@ fn run(args: &Args) -> Result<()> {
     }
     let text = report.text()?;
     println!("{text}");
+    if let Some(file) = &args.json {
+        write_json(file, &report)?;
+    }
     if args.write_docs {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/runs/dns.txt");
         fs::write(&file, text + "\n").with_context(|| format!("writing {}", file.display()))?;

@@ -2,13 +2,15 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 use lb_tests::bench::{Machine, Quantile, Samples, machine};
+use serde::Serialize;
 
 use crate::{
     load::Burst,
     workload::{Kind, Workload},
 };
 
-/// All results.
+/// All results, as `--json` writes them.
+#[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) workload: Workload,
     pub(crate) rounds: u32,
@@ -21,7 +23,7 @@ pub(crate) struct Report {
 }
 
 /// Resident memory in bytes, one sample for each start.
-#[derive(Default)]
+#[derive(Default, Serialize)]
 pub(crate) struct Memory {
     /// Memory of the agent without DNS, and of unbound with a zone of two Services.
     pub(crate) baseline: [Vec<f64>; 2],
@@ -33,6 +35,7 @@ pub(crate) struct Memory {
 }
 
 /// The bursts of one kind of query: in each round, one to the agent and one to unbound.
+#[derive(Serialize)]
 pub(crate) struct Row {
     pub(crate) kind: Kind,
     pub(crate) rounds: Vec<[Burst; 2]>,

@@ -5,6 +5,8 @@ use std::{
     net::Ipv4Addr,
 };
 
+use serde::Serialize;
+
 /// The domain of all names.
 pub(crate) const ZONE: &str = "cluster.local";
 const FIRST_CLUSTER_IP: u32 = u32::from_be_bytes([10, 96, 1, 0]);
@@ -14,7 +16,7 @@ const PER_FILE: u32 = 100;
 const PORT: u16 = 8080;
 
 /// Services with even numbers have a cluster IP, the others are headless. All have a port `http`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Workload {
     pub(crate) services: u32,
     /// Number of endpoints of each Service.
@@ -22,7 +24,7 @@ pub(crate) struct Workload {
 }
 
 /// A kind of query.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) enum Kind {
     ClusterIp,
     NoData,

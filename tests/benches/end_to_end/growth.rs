@@ -203,11 +203,6 @@ impl Report {
         )
     }
 
-    pub(crate) fn write_json(&self, file: &Path) -> Result<()> {
-        let json = serde_json::to_string_pretty(self)?;
-        fs::write(file, json).with_context(|| format!("writing {}", file.display()))
-    }
-
     /// Writes a plot of the rates and one of the latencies.
     pub(crate) fn plot(&self, folder: &Path) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;

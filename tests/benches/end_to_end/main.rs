@@ -29,7 +29,7 @@ use std::{fs, path::PathBuf, process::ExitCode, time::Duration};
 use anyhow::{Context as _, ensure};
 use clap::Parser;
 use lb_tests::{
-    bench::{Machine, exit_code, machine},
+    bench::{Machine, exit_code, machine, write_json},
     cleanup,
 };
 
@@ -124,8 +124,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     let report = measure(args)?;
     println!("{}", report.text());
     if let Some(file) = &args.json {
-        let json = serde_json::to_string_pretty(&report)?;
-        fs::write(file, json).with_context(|| format!("writing {}", file.display()))?;
+        write_json(file, &report)?;
     }
     if let Some(folder) = &args.svg {
         report.plot(folder)?;
@@ -143,7 +142,7 @@ fn measure_growth(args: &Args) -> anyhow::Result<bool> {
     let report = growth::measure(&plan)?;
     println!("{}", report.text());
     if let Some(file) = &args.json {
-        report.write_json(file)?;
+        write_json(file, &report)?;
     }
     if let Some(folder) = &args.svg {
         report.plot(folder)?;

@@ -18,16 +18,17 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, ValueEnum};
 use lb_tests::{
     agent::{Agent, Settings},
-    bench::{Machine, Resident, cpu_time, exit_code},
+    bench::{Machine, Resident, cpu_time, exit_code, write_json},
     cleanup::{self, Cleanup, Resource},
     manifests::Manifests,
     netns::{Netns, unique_prefix},
     wait_for,
 };
+use serde::Serialize;
 
 use self::{
     outage::METRICS,
-    report::{Row, report},
+    report::{Results, Row, report},
     server::{PORT, Server, addresses},
 };
 
@@ -50,6 +51,9 @@ struct Args {
     /// Number of intervals that each measurement lasts
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(2..))]
     intervals: u32,
+    /// Write all figures to this file as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
     /// Write the report that docs/health-checks.md shows
     #[arg(long)]
     write_docs: bool,
@@ -59,7 +63,7 @@ struct Args {
 }
 
 /// How the agent checks the endpoints.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 enum Check {
     None,
     Tcp,
@@ -94,6 +98,12 @@ fn run(args: &Args) -> Result<bool> {
     }
     let text = report(args, &machine, &rows)?;
     println!("{text}");
+    if let Some(file) = &args.json {
+        write_json(
+            file,
+            &Results { endpoints: args.endpoints, interval: args.interval, machine, rows: &rows },
+        )?;
+    }
     if args.write_docs {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/runs/health.txt");
         fs::write(&file, text + "\n").with_context(|| format!("writing {}", file.display()))?;

@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use lb_tests::{bench::cpu_time, http, netns::Netns};
+use serde::Serialize;
 
 use crate::server::Server;
 
@@ -19,7 +20,7 @@ const POLL: Duration = Duration::from_millis(250);
 const PATIENCE: u32 = 12;
 
 /// The time until all endpoints have a new verdict, and the agent's CPU time until then, both in seconds.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Serialize)]
 pub(crate) struct Turn {
     pub(crate) seconds: f64,
     pub(crate) cpu: f64,

@@ -6,13 +6,25 @@ use lb_tests::{
     agent,
     bench::{Machine, Quantile, Resident, Samples, machine},
 };
+use serde::Serialize;
 
 use crate::{Args, Check, PER_SERVICE, asked, outage::Turn, server::Seen};
 
 /// The part of the interval by which the agent may start a round early or late, see docs/health-checks.md.
 const JITTER: f64 = 0.10;
 
+/// All results, as `--json` writes them.
+#[derive(Serialize)]
+pub(crate) struct Results<'a> {
+    pub(crate) endpoints: u32,
+    /// Seconds from one probe of an endpoint to the next.
+    pub(crate) interval: u64,
+    pub(crate) machine: Machine,
+    pub(crate) rows: &'a [Row],
+}
+
 /// The measurements with one kind of check.
+#[derive(Serialize)]
 pub(crate) struct Row {
     pub(crate) check: Check,
     pub(crate) seconds: f64,

@@ -14,6 +14,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use lb_tests::netns::Netns;
 use nix::sys::socket::{Backlog, listen};
+use serde::Serialize;
 
 /// The first address of the server.
 const FIRST: u32 = u32::from_be_bytes([11, 0, 0, 1]);
@@ -48,6 +49,7 @@ struct Shared {
 }
 
 /// The probes that the server has seen since [`Server::reset`].
+#[derive(Serialize)]
 pub(crate) struct Seen {
     /// Number of probes.
     pub(crate) probes: u64,

@@ -27,7 +27,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use clap::Parser;
 use lb_tests::{
-    bench::{Machine, exit_code, machine},
+    bench::{Machine, exit_code, machine, write_json},
     cleanup,
     netns::unique_prefix,
 };
@@ -92,7 +92,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     let report = netns.run(|| in_netns(args, &objects).map_err(io::Error::other))?;
     println!("{}", report.text());
     if let Some(file) = &args.json {
-        report.write_json(file)?;
+        write_json(file, &report)?;
     }
     if let Some(folder) = &args.svg {
         report.write_plots(folder)?;

@@ -339,11 +339,6 @@ impl Report {
         table(header, rows)
     }
 
-    pub(crate) fn write_json(&self, file: &Path) -> anyhow::Result<()> {
-        let text = serde_json::to_string_pretty(self)?;
-        fs::write(file, text).with_context(|| format!("writing the results to {}", file.display()))
-    }
-
     /// Writes a plot into the folder for each section that has results.
     pub(crate) fn write_plots(&self, folder: &Path) -> anyhow::Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("creating the folder {}", folder.display()))?;

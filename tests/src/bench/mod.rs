@@ -1,6 +1,9 @@
 //! Parts shared by the benchmarks: the machine, figures with targets, plots.
 
-use std::process::ExitCode;
+use std::{fs, path::Path, process::ExitCode};
+
+use anyhow::Context as _;
+use serde::Serialize;
 
 pub mod figure;
 pub mod machine;
@@ -23,4 +26,10 @@ pub fn exit_code(all_met: anyhow::Result<bool>) -> ExitCode {
     };
     eprintln!("error: {error}");
     ExitCode::FAILURE
+}
+
+/// Writes the results of a benchmark, its argument `--json`, to a file.
+pub fn write_json(file: &Path, results: &impl Serialize) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(results)?;
+    fs::write(file, text + "\n").with_context(|| format!("cannot write the results to {}", file.display()))
 }

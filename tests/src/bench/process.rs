@@ -4,11 +4,12 @@ use std::{fs, time::Duration};
 
 use anyhow::{Context as _, Result};
 use nix::unistd::{SysconfVar, sysconf};
+use serde::Serialize;
 
 use super::machine::kibibytes;
 
 /// Resident memory of a process in bytes.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Serialize)]
 pub struct Resident {
     /// Resident memory now, in bytes.
     pub now: u64,
