@@ -315,7 +315,7 @@ const FLAGS: [(u16, &str); 11] = [
     (service_flags::DROP_WITHOUT_BACKENDS, "drop"),
     (service_flags::SOURCE_RANGES, "source ranges"),
     (service_flags::SOCKETS_ONLY, "sockets only"),
-    (service_flags::DSR, "direct"),
+    (service_flags::DSR, "dsr"),
     (service_flags::SYN_ONLY, "opened only"),
     (service_flags::RESET_UNKNOWN, "reset unknown"),
     (service_flags::PROXY_PROTOCOL, "proxy protocol"),

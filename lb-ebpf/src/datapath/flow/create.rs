@@ -116,7 +116,7 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
     let flags_of_service = flags_of_service(&request.service);
     let client = &packet.tuple.source;
     let caught = begins_caught(context.device, &packet.tuple.destination);
-    match forwarding(client, backend, request.masquerade, request.direct, caught, || set_tunnel_ends(setup)) {
+    match forwarding(client, backend, request.masquerade, request.dsr, caught, || set_tunnel_ends(setup)) {
         Forwarding::Hairpin => {
             setup.to.source = setup.from.destination;
             setup.flags = flags_of(Forwarding::Hairpin, false);

@@ -1,7 +1,7 @@
 //! New flows: the service of the packet, whether the packet may begin a flow, and the backend of the flow.
 
 use lb_common::{Choice, EventHook, Outcome, Service};
-use lb_ebpf::{parse::Packet, rules::client::is_answered_directly, service::schedule};
+use lb_ebpf::{parse::Packet, rules::client::uses_dsr, service::schedule};
 
 use super::{
     choose, conntrack,
@@ -180,8 +180,8 @@ fn request_service(context: &HookContext, packet: &Packet, only_routed: bool) ->
     admission.allow(packet.tuple.protocol)?;
     limit::admits(packet, &service, only_routed)?;
     let masquerade = service.masquerades(internal);
-    let direct = is_answered_directly(&service, internal);
+    let dsr = uses_dsr(&service, internal);
     *scratch()?.request() =
-        FlowRequest { service, masquerade, direct, slot: schedule::NONE, choice: Choice::None };
+        FlowRequest { service, masquerade, dsr, slot: schedule::NONE, choice: Choice::None };
     Ok(())
 }

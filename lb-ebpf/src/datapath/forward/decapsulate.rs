@@ -243,7 +243,7 @@ fn request(packet: &Packet) -> bool {
             *scratch.request() = FlowRequest {
                 service,
                 masquerade: false,
-                direct: false,
+                dsr: false,
                 slot: schedule::NONE,
                 choice: Choice::Peer,
             };
