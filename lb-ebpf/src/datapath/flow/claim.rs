@@ -10,7 +10,7 @@ use lb_common::{
 use lb_ebpf::rules::source_port;
 
 use super::{
-    entry::{insert, replace},
+    entry::{claim_if_free, claim_if_over},
     masquerade,
     table::{self, lookup},
 };
@@ -128,9 +128,9 @@ fn claim_entries(setup: &mut FlowSetup) -> Claim {
 #[inline(never)]
 fn claim_reverse(setup: &mut FlowSetup) -> Claim {
     prepare_reverse(setup);
-    match insert(setup) {
+    match claim_if_free(setup) {
         Claim::Taken if reclaim(setup) => Claim::Made,
-        Claim::Taken if source_port::is_of_node(setup.flags) => replace(setup),
+        Claim::Taken if source_port::is_of_node(setup.flags) => claim_if_over(setup),
         claim => claim,
     }
 }

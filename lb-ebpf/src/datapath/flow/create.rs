@@ -71,7 +71,7 @@ pub(crate) fn create(
     if only_routed && flags & flow_flags::ROUTED == 0 {
         return Err(Outcome::OtherHook);
     }
-    let inserted = insert(context, earlier)?;
+    let inserted = insert_entries(context, earlier)?;
     let scratch = scratch()?;
     let (request, setup) = (scratch.request(), scratch.setup());
     let is_stateless = inserted == Inserted::Full;
@@ -90,7 +90,7 @@ pub(crate) fn create(
 
 /// Inserts the entries of the flow that is prepared in `SCRATCH`; returns the result for its forward entry.
 #[inline(always)]
-pub(super) fn insert(context: &HookContext, earlier: bool) -> Result<Inserted, Outcome> {
+pub(super) fn insert_entries(context: &HookContext, earlier: bool) -> Result<Inserted, Outcome> {
     if !scratch()?.setup().is_tunnelled() {
         claim::claim(context)?;
     }
