@@ -52,7 +52,7 @@ use crate::{
 ///
 /// For a changed object, the plan recomputes only the object's Service and those that claim the same frontends. A
 /// Service that the kernel holds when the agent starts stays there unchanged until the sources have shown it with an
-/// EndpointSlice, or are complete ([`Self::sources_complete`]): a manifest that is invalid when the agent starts must
+/// EndpointSlice, or are complete ([`Self::set_complete`]): a manifest that is invalid when the agent starts must
 /// not delete the Service that it described.
 #[derive(Clone, Debug)]
 pub struct Reconciler {
@@ -335,15 +335,15 @@ impl Reconciler {
     }
 
     /// Records that the sources have sent all objects: the next plan deletes everything else from the maps.
-    pub fn sources_complete(&mut self) {
-        self.sources_complete_but(&BTreeSet::new());
+    pub fn set_complete(&mut self) {
+        self.set_complete_but(&BTreeSet::new());
     }
 
     /// Records that the sources have shown everything except some objects of these Services, which they cannot read. A
     /// Service of which they can read nothing stays as the agent found it in the kernel. If they can read some of its
     /// slices, the Service also keeps the other endpoints that the agent found. The next plan deletes everything else
     /// that the sources have not shown. Call it before the first plan if there are such Services.
-    pub fn sources_complete_but(&mut self, unread: &BTreeSet<ObjectName>) {
+    pub fn set_complete_but(&mut self, unread: &BTreeSet<ObjectName>) {
         if !self.complete {
             let found: BTreeSet<ObjectName> = self.earlier.intersection(unread).cloned().collect();
             self.unread = Unread::found(self.mirror.contents(), &self.distrusted, &found);
@@ -649,7 +649,7 @@ impl Reconciler {
 
     /// Frees the flow counters that neither a backend nor a flow has used at this call and at the previous one;
     /// `counters` are all those that existing flows use.
-    pub fn flows_are_counted_by(&mut self, counters: &BTreeSet<u32>) {
+    pub fn free_unused_counters(&mut self, counters: &BTreeSet<u32>) {
         if self.counters.is_empty() {
             return;
         }
@@ -741,7 +741,7 @@ impl Reconciler {
     /// the dirty ones.
     fn update_due(&mut self) {
         let mut dirty = self.store.take_dirty();
-        dirty.retain(|service| self.is_shown(service));
+        dirty.retain(|service| self.admit_to_plan(service));
         let are_few = dirty.len() <= FEW;
         let mut concerned = BTreeSet::new();
         for service in dirty {
@@ -763,9 +763,9 @@ impl Reconciler {
         }
     }
 
-    /// Whether the Service may be planned: the sources have sent it with an EndpointSlice (this function then removes
-    /// it from `earlier`), or it is not in `earlier`.
-    fn is_shown(&mut self, name: &ObjectName) -> bool {
+    /// Removes the Service from `earlier` if the sources have sent it with an EndpointSlice. Returns whether it may be
+    /// planned: whether it is not in `earlier` now.
+    fn admit_to_plan(&mut self, name: &ObjectName) -> bool {
         let whole = self.store.service(name).is_some() && self.store.has_slices(name);
         if whole {
             self.earlier.remove(name);
@@ -816,7 +816,7 @@ impl Reconciler {
             self.limit(id, port, &mut steps);
             let places = match self.place(id, port, &mut steps, &mut reserved) {
                 Ok(places) => places,
-                Err(full) => return self.is_full((full, *left), service, &owned, reserved),
+                Err(full) => return self.give_up((full, *left), service, &owned, reserved),
             };
             ranges.extend(source_ranges(id, port));
             targets.extend(
@@ -830,7 +830,7 @@ impl Reconciler {
         let (new_vips, vips_gone) = self.vips.growth(service, &vips, &self.mirror.contents().vips);
         let demand = Demand { vips: new_vips, vips_gone, ..self.demand(service, &targets, &ranges, &steps) };
         if let Err(full) = left.take(demand) {
-            return self.is_full((full, *left), service, &owned, reserved);
+            return self.give_up((full, *left), service, &owned, reserved);
         }
         self.endings.set(service, &owned);
         self.rules.set(service, ids.into_iter().zip(&owned));
@@ -1034,9 +1034,9 @@ impl Reconciler {
         Ok(SlotRange { base, count: table.count })
     }
 
-    /// Frees the slots reserved for a Service that keeps its present state because a map is full, and records the
-    /// condition. Always returns `None`.
-    fn is_full<T>(
+    /// Gives up the plan of a Service, which keeps its present state because a map is full: frees the slots reserved for
+    /// it, and records the condition. Always returns `None`.
+    fn give_up<T>(
         &mut self,
         full: (Full, Remaining),
         service: &ObjectName,

@@ -210,7 +210,7 @@ impl Writer {
                 }
                 swept = counters.changed() => {
                     swept.context("the task that counts flows has ended")?;
-                    self.reconciler.flows_are_counted_by(&counters.borrow_and_update());
+                    self.reconciler.free_unused_counters(&counters.borrow_and_update());
                 }
                 Some(request) = environments.recv() => self.answer(request),
                 epoch = elapsed(&mut self.grace) => self.grace_elapsed(epoch?),
@@ -270,8 +270,8 @@ impl Writer {
             }
             SourceEvent::Unhealthy(changes) => self.reconciler.set_unhealthy(changes),
             SourceEvent::Synchronised => {}
-            SourceEvent::CompleteBut(unread) => self.reconciler.sources_complete_but(&unread),
-            SourceEvent::Complete => self.reconciler.sources_complete(),
+            SourceEvent::CompleteBut(unread) => self.reconciler.set_complete_but(&unread),
+            SourceEvent::Complete => self.reconciler.set_complete(),
         }
     }
 

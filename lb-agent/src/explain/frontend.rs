@@ -140,7 +140,7 @@ impl<T: Tables> Walk<'_, T> {
     }
 
     /// Ends the walk if a limit on new connections of the service refuses the packet, or at the XDP hook, where the
-    /// program leaves a limited connection to tc; like `service::limit::admits`.
+    /// program leaves a limited connection to tc; like `service::limit::take_tokens`.
     fn limit(&mut self, service: &Service) -> WalkResult<()> {
         let Tuple { source: client, protocol, .. } = self.question.tuple;
         if !limit::applies(service, protocol, self.segment.is_syn()) {

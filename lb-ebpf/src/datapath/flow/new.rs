@@ -178,7 +178,7 @@ fn request_service(context: &HookContext, packet: &Packet, only_routed: bool) ->
         return Err(NotCreated::Reject);
     }
     admission.allow(packet.tuple.protocol)?;
-    limit::admits(packet, &service, only_routed)?;
+    limit::take_tokens(packet, &service, only_routed)?;
     let masquerade = service.masquerades(internal);
     let dsr = uses_dsr(&service, internal);
     *scratch()?.request() =
