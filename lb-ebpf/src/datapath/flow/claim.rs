@@ -99,7 +99,8 @@ extern "C" fn try_claim(attempt: u32, context: *mut core::ffi::c_void) -> i64 {
     0
 }
 
-/// Whether a socket of the node has the source port, so that it would receive the backend's packets.
+/// Whether a socket of the node has the source port, so that it would receive the backend's packets. Overwrites
+/// `setup.key`.
 #[inline(always)]
 fn socket_has_port(context: &HookContext, setup: &mut FlowSetup) -> bool {
     source_port::may_be_of_socket(setup.flags) && {
