@@ -75,7 +75,7 @@ impl Folder {
         };
         let mut reconciler =
             Reconciler::new(Contents::default(), Capacity::of_arenas(1 << 12, 1 << 17), Policy::default());
-        reconciler.sources_complete();
+        reconciler.set_complete();
         Self {
             manifests: Manifests::new(&options, &Contents::default()),
             services: BTreeMap::new(),

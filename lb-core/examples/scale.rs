@@ -44,7 +44,7 @@ fn main() {
     let start = Instant::now();
     let mut again =
         Reconciler::new(reconciler.contents().clone(), Capacity::of_arenas(SLOTS, 0), Policy::default());
-    again.sources_complete();
+    again.set_complete();
     let adopted = start.elapsed();
     let steps = again.plan().steps.len();
     println!(

@@ -45,7 +45,7 @@ pub(crate) fn adopt(mut contents: Contents, capacity: Capacity) -> Adopted {
     let distrusted: BTreeSet<ServiceKey> = contents
         .frontends
         .iter()
-        .filter(|(key, record)| !is_trusted(key, record, &contents, &ids, &mut slices, &mut tables))
+        .filter(|(key, record)| !adopt_record(key, record, &contents, &ids, &mut slices, &mut tables))
         .map(|(key, _)| *key)
         .collect();
     for record in distrusted.iter().filter_map(|key| contents.frontends.get(key)) {
@@ -77,7 +77,8 @@ fn counters(contents: &Contents, distrusted: &BTreeSet<ServiceKey>, capacity: u3
     counters
 }
 
-fn is_trusted(
+/// Adopts the slots that a frontend's record refers to; returns whether the record is valid.
+fn adopt_record(
     key: &ServiceKey,
     record: &Service,
     contents: &Contents,

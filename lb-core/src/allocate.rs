@@ -1,6 +1,7 @@
 //! Allocates cluster IPs and node ports for Services that come from no API server, by the rules of an API server.
 
 mod health_check;
+mod range;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,12 +12,12 @@ use std::{
 use ipnet::IpNet;
 use lb_common::FrontendKind;
 
+use self::range::{IpRange, probe, static_band};
 use crate::{
     api,
     convert::{self, ConvertError, Object},
     family::Family,
     fnv::fnv1a,
-    ip::{self, number},
     model::ObjectName,
     plan::Contents,
     rules::{
@@ -477,70 +478,6 @@ impl Computation<'_> {
             None => Err(self.object.required(field, &format!("range {first}-{last} of node ports is full"))),
         }
     }
-}
-
-/// The allocatable addresses of a network, numbered from 0. They are computed, not stored.
-#[derive(Clone, Copy, Debug)]
-struct IpRange {
-    net: IpNet,
-    first: u128,
-    last: u128,
-}
-
-impl IpRange {
-    /// The addresses of `net`, without the network address (in IPv6 the subnet-router anycast address) and IPv4's
-    /// broadcast address.
-    fn new(net: IpNet) -> Self {
-        let last = number(net.broadcast());
-        let last = if net.addr().is_ipv4() { last.saturating_sub(1) } else { last };
-        Self { net, first: number(net.network()).saturating_add(1), last }
-    }
-
-    fn family(&self) -> Family {
-        Family::of(self.net.addr())
-    }
-
-    fn contains(&self, ip: IpAddr) -> bool {
-        Family::of(ip) == self.family() && (self.first..=self.last).contains(&number(ip))
-    }
-
-    /// Number of addresses in the range; 0 for a network with none to allocate, such as a /31.
-    const fn size(&self) -> u128 {
-        if self.first > self.last { 0 } else { (self.last - self.first).saturating_add(1) }
-    }
-
-    /// Number of addresses in the static band: the lowest addresses, which are allocated automatically only when all
-    /// others are taken, so that users find free addresses to request (KEP-3070).
-    fn static_band(&self) -> u128 {
-        static_band(self.size(), 16, 256)
-    }
-
-    fn nth(&self, offset: u128) -> IpAddr {
-        ip::address(self.family(), self.first.saturating_add(offset).min(self.last))
-    }
-
-    fn bounds(&self) -> String {
-        if self.size() == 0 {
-            "which has no usable address".to_owned()
-        } else {
-            format!("{} to {}", self.nth(0), self.nth(self.size() - 1))
-        }
-    }
-}
-
-/// Size of the static band by KEP-3070 and KEP-3668: `size / step`, at least 16 and at most `max`; 0 if the range is
-/// too small for a band.
-fn static_band(size: u128, step: u128, max: u128) -> u128 {
-    if size <= 16 { 0 } else { (size / step).clamp(16, max) }
-}
-
-/// The first free offset. Searches above the static band first, from the position of the hash on and wrapping around,
-/// then inside the band. `None` if all are taken.
-fn probe(hash: u128, size: u128, band: u128, is_free: impl Fn(u128) -> bool) -> Option<u128> {
-    let upper = size.checked_sub(band)?;
-    let start = if upper == 0 { 0 } else { hash % upper };
-    let above = (start..upper).chain(0..start).map(|offset| band + offset);
-    above.chain(0..band).find(|offset| is_free(*offset))
 }
 
 fn ip_field(spec: &api::ServiceSpec, index: usize) -> String {

@@ -31,7 +31,7 @@ impl NorthSouthMode {
     }
 
     /// Whether backends reply directly to clients of this protocol.
-    pub const fn is_direct(self, protocol: Protocol) -> bool {
+    pub const fn uses_dsr(self, protocol: Protocol) -> bool {
         match self {
             Self::Snat => false,
             Self::Dsr => true,
@@ -81,12 +81,12 @@ mod tests {
     }
 
     #[test]
-    fn hybrid_is_direct_for_tcp_alone() {
-        let direct = |mode: NorthSouthMode| {
-            [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(|protocol| mode.is_direct(protocol))
+    fn hybrid_uses_dsr_for_tcp_alone() {
+        let dsr = |mode: NorthSouthMode| {
+            [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(|protocol| mode.uses_dsr(protocol))
         };
-        assert_eq!(direct(NorthSouthMode::Snat), [false; 3]);
-        assert_eq!(direct(NorthSouthMode::Dsr), [true; 3]);
-        assert_eq!(direct(NorthSouthMode::Hybrid), [true, false, false]);
+        assert_eq!(dsr(NorthSouthMode::Snat), [false; 3]);
+        assert_eq!(dsr(NorthSouthMode::Dsr), [true; 3]);
+        assert_eq!(dsr(NorthSouthMode::Hybrid), [true, false, false]);
     }
 }

@@ -1,44 +1,40 @@
 //! The state machine that computes every write to the maps of Services; one task drives it.
 
+mod annotations;
+mod kept;
+mod service;
+
 use std::{
-    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv6Addr},
     sync::Arc,
     time::Duration,
 };
 
-use lb_common::{Backend, FrontendKind, Service, ServiceKey, SourceRangeKey, Vip, service_flags};
+use lb_common::{ServiceKey, SourceRangeKey, Vip};
 
 use crate::{
     active_flow_slots::{ActiveFlowSlots, ServiceEndpoint},
     adopt,
     announce::holders::{Holder, Holders},
-    arena::{Arena, Epoch, SlotRange},
-    capacity::{Capacity, Demand, Full, Remaining},
+    arena::{Arena, Epoch},
+    capacity::{Capacity, Remaining},
     claims::Claims,
     connection_rules::{RulesChange, RulesOfServices},
-    convert::SLOW_START,
     desired::{self, Port},
     family::{Families, Family},
     health_checks::{HealthCheck, HealthChecks, NoLocalEndpoints},
     ids::Ids,
-    kubelet_probes,
     last_good::{LastGood, Unread},
     mirror::Mirror,
-    model::{
-        self, AnnotationError, Change, EndpointSlice, IgnoredAnnotation, Node, NodeAddresses, ObjectName,
-        Policy, Protocol,
-    },
-    per_address::{self, PerAddress},
+    model::{self, Change, EndpointSlice, Node, NodeAddresses, ObjectName, Policy},
+    per_address::PerAddress,
     plan::{Condition, Contents, Draft, EndpointLabels, Plan, Step, slices_of, tables_of},
     probe::{self, Targets, target::alike},
-    records::{Placement, count, frontends_of_ports, labels_of, record, source_ranges, vips_of},
     slices::Slices,
     slow_start::{self, SlowStarts},
     stale_udp::{ServedChange, StaleFrontends, StaleUdp},
     store::Store,
-    tables::{self, Digest},
 };
 
 /// Turns changes of objects into steps for the kernel.
@@ -52,7 +48,7 @@ use crate::{
 ///
 /// For a changed object, the plan recomputes only the object's Service and those that claim the same frontends. A
 /// Service that the kernel holds when the agent starts stays there unchanged until the sources have shown it with an
-/// EndpointSlice, or are complete ([`Self::sources_complete`]): a manifest that is invalid when the agent starts must
+/// EndpointSlice, or are complete ([`Self::set_complete`]): a manifest that is invalid when the agent starts must
 /// not delete the Service that it described.
 #[derive(Clone, Debug)]
 pub struct Reconciler {
@@ -123,30 +119,9 @@ struct InFlight {
     services: Vec<ObjectName>,
 }
 
-/// Slots that are reserved for a Service whose plan is not complete yet.
-#[derive(Default)]
-struct Reserved {
-    backends: Vec<u32>,
-    tables: Vec<u32>,
-}
-
-/// A frontend, with the record that it should have in `SERVICES`.
-struct Target {
-    key: ServiceKey,
-    record: Service,
-}
-
 /// The name under which `Reconciler::vips` has the node's own addresses; no Service can have it.
 fn no_service() -> ObjectName {
     ObjectName { namespace: Arc::default(), name: Arc::default() }
-}
-
-/// The error about a Service that requests a slow start although its scheduler does not support it.
-fn unsupported_slow_start(service: &model::Service, policy: &Policy) -> Option<AnnotationError> {
-    let (period, scheduler) = (service.slow_start()?, service.scheduler(policy));
-    let why = format!("the scheduler {scheduler} does not support it: use random, wrr, wlc, sed or nq");
-    let value = format!("{period:?}");
-    (!slow_start::is_supported(scheduler)).then_some(AnnotationError { annotation: SLOW_START, value, why })
 }
 
 impl Reconciler {
@@ -193,35 +168,6 @@ impl Reconciler {
         };
         new.adopt_addresses();
         new
-    }
-
-    /// Lets the Services that an earlier run left in the maps keep their entries of `VIPS` and `ENDPOINT_NAMES`. The
-    /// first complete plan deletes all others, so [`Self::set_addresses`] must precede it.
-    fn adopt_addresses(&mut self) {
-        let Contents { vips: known_vips, endpoint_labels: known_labels, .. } = self.mirror.contents();
-        for service in &self.earlier {
-            let all = self.frontends_of(service).collect();
-            let (labels, mut vips) = (self.present_labels(service, &all), self.present_vips(&all));
-            // Until `set_addresses`, only the map knows which addresses are the node's own.
-            vips.iter_mut()
-                .for_each(|(address, vip)| *vip = known_vips.get(address).copied().unwrap_or(*vip));
-            self.labels.set(service, labels);
-            self.vips.set(service, vips);
-        }
-        self.labels.skip_unchanged(known_labels);
-        self.vips.skip_unchanged(known_vips);
-        self.labels.remove_unclaimed();
-        self.vips.remove_unclaimed();
-    }
-
-    /// Updates the flags of the addresses of Services that stay as the agent found them: no plan computes them, but an
-    /// address of the node itself must not have flags.
-    fn update_kept_vips(&mut self) {
-        for service in &self.earlier {
-            let all = self.frontends_of(service).collect();
-            let vips = self.present_vips(&all);
-            self.vips.set(service, vips);
-        }
     }
 
     /// Stores changes of objects, for the next plan.
@@ -335,15 +281,15 @@ impl Reconciler {
     }
 
     /// Records that the sources have sent all objects: the next plan deletes everything else from the maps.
-    pub fn sources_complete(&mut self) {
-        self.sources_complete_but(&BTreeSet::new());
+    pub fn set_complete(&mut self) {
+        self.set_complete_but(&BTreeSet::new());
     }
 
     /// Records that the sources have shown everything except some objects of these Services, which they cannot read. A
     /// Service of which they can read nothing stays as the agent found it in the kernel. If they can read some of its
     /// slices, the Service also keeps the other endpoints that the agent found. The next plan deletes everything else
     /// that the sources have not shown. Call it before the first plan if there are such Services.
-    pub fn sources_complete_but(&mut self, unread: &BTreeSet<ObjectName>) {
+    pub fn set_complete_but(&mut self, unread: &BTreeSet<ObjectName>) {
         if !self.complete {
             let found: BTreeSet<ObjectName> = self.earlier.intersection(unread).cloned().collect();
             self.unread = Unread::found(self.mirror.contents(), &self.distrusted, &found);
@@ -649,7 +595,7 @@ impl Reconciler {
 
     /// Frees the flow counters that neither a backend nor a flow has used at this call and at the previous one;
     /// `counters` are all those that existing flows use.
-    pub fn flows_are_counted_by(&mut self, counters: &BTreeSet<u32>) {
+    pub fn free_unused_counters(&mut self, counters: &BTreeSet<u32>) {
         if self.counters.is_empty() {
             return;
         }
@@ -741,7 +687,7 @@ impl Reconciler {
     /// the dirty ones.
     fn update_due(&mut self) {
         let mut dirty = self.store.take_dirty();
-        dirty.retain(|service| self.is_shown(service));
+        dirty.retain(|service| self.admit_to_plan(service));
         let are_few = dirty.len() <= FEW;
         let mut concerned = BTreeSet::new();
         for service in dirty {
@@ -763,9 +709,9 @@ impl Reconciler {
         }
     }
 
-    /// Whether the Service may be planned: the sources have sent it with an EndpointSlice (this function then removes
-    /// it from `earlier`), or it is not in `earlier`.
-    fn is_shown(&mut self, name: &ObjectName) -> bool {
+    /// Removes the Service from `earlier` if the sources have sent it with an EndpointSlice. Returns whether it may be
+    /// planned, that is, whether it is no longer in `earlier`.
+    fn admit_to_plan(&mut self, name: &ObjectName) -> bool {
         let whole = self.store.service(name).is_some() && self.store.has_slices(name);
         if whole {
             self.earlier.remove(name);
@@ -796,433 +742,9 @@ impl Reconciler {
         }
     }
 
-    /// Plans one Service; returns the frontends that it owns. `None` if the Service keeps its present state.
-    fn plan_service(
-        &mut self,
-        service: &ObjectName,
-        ports: Vec<Port>,
-        left: &mut Remaining,
-        draft: &mut Draft,
-    ) -> Option<Vec<ServiceKey>> {
-        let owned = self.owned(service, ports);
-        let mut steps = Vec::new();
-        let mut targets = Vec::new();
-        let mut reserved = Reserved::default();
-        let mut ranges = BTreeSet::new();
-        let mut ids = Vec::new();
-        for port in &owned {
-            let id = self.id(port, &mut steps);
-            ids.push(id);
-            self.limit(id, port, &mut steps);
-            let places = match self.place(id, port, &mut steps, &mut reserved) {
-                Ok(places) => places,
-                Err(full) => return self.is_full((full, *left), service, &owned, reserved),
-            };
-            ranges.extend(source_ranges(id, port));
-            targets.extend(
-                port.frontends.iter().map(|frontend| Target {
-                    key: frontend.key,
-                    record: record(id, &places, port, frontend),
-                }),
-            );
-        }
-        let vips = vips_of(frontends_of_ports(&owned), &self.node);
-        let (new_vips, vips_gone) = self.vips.growth(service, &vips, &self.mirror.contents().vips);
-        let demand = Demand { vips: new_vips, vips_gone, ..self.demand(service, &targets, &ranges, &steps) };
-        if let Err(full) = left.take(demand) {
-            return self.is_full((full, *left), service, &owned, reserved);
-        }
-        self.endings.set(service, &owned);
-        self.rules.set(service, ids.into_iter().zip(&owned));
-        let mut labels = labels_of(&owned);
-        self.store.share_labels(service, &mut labels);
-        self.mirror.share_labels(&mut labels);
-        self.labels.set(service, labels);
-        self.vips.set(service, vips);
-        self.retire(service, &targets, &ranges, draft);
-        let known = &self.mirror.contents().source_ranges;
-        steps.extend(ranges.difference(known).copied().map(Step::PutSourceRange));
-        draft.services.append(&mut steps);
-        for target in &targets {
-            if self.mirror.frontend(&target.key) == Some(&target.record) {
-                // Its id may have been unknown at the start. Now everything that the record refers to is valid.
-                self.distrusted.remove(&target.key);
-            } else {
-                draft.services.push(Step::PutFrontend(target.key, Box::new(target.record)));
-            }
-        }
-        Some(targets.into_iter().map(|target| target.key).collect())
-    }
-
-    /// How many map entries a Service with these targets adds, not counting those of `VIPS` and slots of arenas, and
-    /// how many frontends it frees; `steps` set the names and limits of its ports.
-    fn demand(
-        &self,
-        service: &ObjectName,
-        targets: &[Target],
-        ranges: &BTreeSet<SourceRangeKey>,
-        steps: &[Step],
-    ) -> Demand {
-        let contents = self.mirror.contents();
-        let wanted: BTreeSet<ServiceKey> = targets.iter().map(|target| target.key).collect();
-        let goes = |key: &ServiceKey| !wanted.contains(key) && self.claims.owner(*key).is_none();
-        let is_new_name = |step: &&Step| matches!(step, Step::PutServiceLabels(id, _) if !contents.service_labels.contains_key(id));
-        let is_new_limit =
-            |step: &&Step| matches!(step, Step::PutLimits(id, _) if !contents.limits.contains_key(id));
-        Demand {
-            frontends: wanted.iter().filter(|key| self.mirror.frontend(key).is_none()).count(),
-            frontends_gone: self.frontends_of(service).filter(goes).count(),
-            names: steps.iter().filter(is_new_name).count(),
-            source_ranges: ranges.difference(&contents.source_ranges).count(),
-            limits: steps.iter().filter(is_new_limit).count(),
-            ..Demand::default()
-        }
-    }
-
-    /// Starts the list of conditions of a Service with those of its annotations: invalid ones, those without effect,
-    /// and the PROXY protocol if it may break kubelet's probes.
-    fn note_annotations(&mut self, service: &ObjectName) {
-        let known = self.store.service(service);
-        let settings = known.and_then(|service| service.settings.as_ref());
-        let bad = |error: &AnnotationError| Condition::BadAnnotation {
-            service: service.clone(),
-            error: error.clone(),
-        };
-        let ignored = |ignored: &IgnoredAnnotation| Condition::IgnoredAnnotation {
-            service: service.clone(),
-            ignored: ignored.clone(),
-        };
-        let slow_start = known.and_then(|service| unsupported_slow_start(service, &self.node.policy));
-        let probes = known.and_then(|known| self.probes_without_header(service, known));
-        let problems: Vec<Condition> = settings.map_or_else(Vec::new, |settings| {
-            let of_clouds = settings.ignored.iter().map(ignored);
-            let bad = settings.annotation_errors.iter().chain(&slow_start).map(bad);
-            bad.chain(of_clouds).chain(probes).collect()
-        });
-        if problems.is_empty() {
-            self.problems.remove(service);
-        } else {
-            self.problems.insert(service.clone(), problems);
-        }
-    }
-
-    /// The condition of a Service whose pods must read a PROXY protocol header; `None` if no port of its pods expects
-    /// one.
-    fn probes_without_header(&self, service: &ObjectName, known: &model::Service) -> Option<Condition> {
-        if !known.has_proxy_protocol(Protocol::Tcp) {
-            return None;
-        }
-        let ports = kubelet_probes::ports_of_pods(known, &self.store.slices(service));
-        (!ports.is_empty()).then(|| Condition::ProbesWithoutHeader { service: service.clone(), ports })
-    }
-
-    /// Removes from `ports` the frontends that other service ports own, and adds a condition for each of them. Leaves
-    /// out ports without any frontend.
-    fn owned(&mut self, service: &ObjectName, mut ports: Vec<Port>) -> Vec<Port> {
-        for port in &mut ports {
-            port.frontends.retain(|frontend| match self.claims.owner(frontend.key) {
-                Some(owner) if *owner != port.labels.name => {
-                    self.problems.entry(service.clone()).or_default().push(Condition::FrontendConflict {
-                        frontend: frontend.key,
-                        owner: owner.clone(),
-                        loser: port.labels.name.clone(),
-                    });
-                    false
-                }
-                Some(_) | None => true,
-            });
-        }
-        ports.retain(|port| !port.frontends.is_empty());
-        ports
-    }
-
-    /// The id of a service port; adds a step that sets the port's labels in `SERVICE_NAMES`, unless the map has them
-    /// already.
-    fn id(&mut self, port: &Port, steps: &mut Vec<Step>) -> u32 {
-        let id = self.ids.get_or_allocate(&port.labels.name, |id| self.mirror.mentions(id));
-        if self.mirror.contents().service_labels.get(&id) != Some(&port.labels) {
-            steps.push(Step::PutServiceLabels(id, Box::new(port.labels.clone())));
-        }
-        id
-    }
-
-    /// Adds a step that sets the limits of the service port with this id in `LIMITS`, if a frontend uses limits and the
-    /// map does not have these limits.
-    fn limit(&self, id: u32, port: &Port, steps: &mut Vec<Step>) {
-        if port.is_limited() && self.mirror.contents().limits.get(&id) != Some(&port.limits) {
-            steps.push(Step::PutLimits(id, port.limits));
-        }
-    }
-
-    /// For each slice of a port, if some frontend refers to the slice: finds the slots that already hold its backends
-    /// and table, or reserves new slots and adds the steps that fill these.
-    fn place(
-        &mut self,
-        id: u32,
-        port: &Port,
-        steps: &mut Vec<Step>,
-        reserved: &mut Reserved,
-    ) -> Result<Vec<Placement>, Full> {
-        let mut places = Vec::with_capacity(port.slices.len());
-        for (number, backends) in port.slices.iter().enumerate() {
-            if !port.uses(number) {
-                places.push(Placement::NOWHERE);
-                continue;
-            }
-            let table = match tables::table(port.scheduler, port.maglev, backends) {
-                Some(entries) => self.place_table(id, entries, steps, reserved)?,
-                None => SlotRange::NONE,
-            };
-            let backends = self.counted(id, port, backends)?;
-            let backends = self.place_backends(id, &backends, steps, reserved)?;
-            places.push(Placement { backends, table });
-        }
-        Ok(places)
-    }
-
-    /// The backends with their counters of active flows, if the scheduler needs these.
-    fn counted<'a>(
-        &mut self,
-        id: u32,
-        port: &Port,
-        backends: &'a [Backend],
-    ) -> Result<Cow<'a, [Backend]>, Full> {
-        if !port.scheduler.uses_active_flows() {
-            return Ok(Cow::Borrowed(backends));
-        }
-        let counted = backends.iter().map(|backend| {
-            let counter =
-                self.counters.get_or_allocate(ServiceEndpoint::new(id, backend)).ok_or(Full::Counters)?;
-            Ok(Backend { active_flows_slot: counter, ..*backend })
-        });
-        counted.collect()
-    }
-
-    fn place_backends(
-        &mut self,
-        id: u32,
-        backends: &[Backend],
-        steps: &mut Vec<Step>,
-        reserved: &mut Reserved,
-    ) -> Result<SlotRange, Full> {
-        let holds = |range: &SlotRange| self.mirror.holds(*range, backends);
-        if let Some(range) = self.slices.of_id(id).find(holds) {
-            return Ok(range);
-        }
-        let count = count(backends);
-        let base = self.slices.reserve(id, count).ok_or(Full::Backends)?;
-        reserved.backends.push(base);
-        steps.push(Step::WriteBackends { base, backends: backends.to_vec() });
-        Ok(SlotRange { base, count })
-    }
-
-    fn place_table(
-        &mut self,
-        id: u32,
-        entries: Vec<u32>,
-        steps: &mut Vec<Step>,
-        reserved: &mut Reserved,
-    ) -> Result<SlotRange, Full> {
-        let table = Digest::of(&entries);
-        let holds = |range: &SlotRange| self.mirror.holds_table(range.base, table);
-        if let Some(range) = self.tables.of_id(id).find(holds) {
-            return Ok(range);
-        }
-        let base = self.tables.reserve(id, table.count).ok_or(Full::Tables)?;
-        reserved.tables.push(base);
-        steps.push(Step::WriteTable { base, entries });
-        Ok(SlotRange { base, count: table.count })
-    }
-
-    /// Frees the slots reserved for a Service that keeps its present state because a map is full, and records the
-    /// condition. Always returns `None`.
-    fn is_full<T>(
-        &mut self,
-        full: (Full, Remaining),
-        service: &ObjectName,
-        owned: &[Port],
-        reserved: Reserved,
-    ) -> Option<T> {
-        reserved.backends.into_iter().for_each(|base| self.slices.discard(base));
-        reserved.tables.into_iter().for_each(|base| self.tables.discard(base));
-        let problem = self.fullness(full, service, owned);
-        self.problems.entry(service.clone()).or_default().push(problem);
-        None
-    }
-
-    fn fullness(&self, (full, left): (Full, Remaining), service: &ObjectName, owned: &[Port]) -> Condition {
-        let slots = |of: &dyn Fn(&Port, &[Backend]) -> u32| {
-            let of_port = |port: &Port| {
-                let used = port.slices.iter().enumerate().filter(|(number, _)| port.uses(*number));
-                used.map(|(_, slice)| of(port, slice)).fold(0, u32::saturating_add)
-            };
-            owned.iter().map(of_port).fold(0, u32::saturating_add)
-        };
-        let capacity = |arena: &Arena| (arena.free_slots(), arena.slots());
-        let service = service.clone();
-        match full {
-            Full::Backends => {
-                let wanted = slots(&|_, slice| count(slice));
-                let (free, slots) = capacity(self.slices.arena());
-                Condition::ArenaFull { service, wanted, free, slots }
-            }
-            Full::Tables => {
-                let wanted = slots(&|port, slice| {
-                    let table = tables::table(port.scheduler, port.maglev, slice);
-                    table.map_or(0, |table| u32::try_from(table.len()).unwrap_or(u32::MAX))
-                });
-                let (free, slots) = capacity(self.tables.arena());
-                Condition::TablesFull { service, wanted, free, slots }
-            }
-            Full::Counters => Condition::CountersFull { service },
-            Full::Frontends => {
-                let wanted = owned.iter().map(|port| port.frontends.len()).sum();
-                Condition::FrontendsFull {
-                    service,
-                    wanted,
-                    free: left.frontends,
-                    slots: self.capacity.frontends,
-                }
-            }
-            Full::SourceRanges => {
-                let wanted = owned.iter().map(|port| source_ranges(0, port).count()).sum();
-                let free = left.source_ranges;
-                Condition::SourceRangesFull { service, wanted, free, slots: self.capacity.source_ranges }
-            }
-            Full::Limits => {
-                let wanted = owned.iter().filter(|port| port.is_limited()).count();
-                Condition::LimitsFull { service, wanted, free: left.limits, slots: self.capacity.limits }
-            }
-            Full::Vips => {
-                let wanted = vips_of(frontends_of_ports(owned), &self.node).len();
-                Condition::VipsFull { service, wanted, free: left.vips, slots: self.capacity.vips }
-            }
-        }
-    }
-
-    /// Adds the steps that release or delete what a Service has in the maps and no longer needs once its targets are
-    /// written.
-    fn retire(
-        &mut self,
-        service: &ObjectName,
-        targets: &[Target],
-        ranges: &BTreeSet<SourceRangeKey>,
-        draft: &mut Draft,
-    ) {
-        let used: BTreeSet<u32> =
-            targets.iter().flat_map(|t| slices_of(&t.record)).map(|range| range.base).collect();
-        let used_tables: BTreeSet<u32> =
-            targets.iter().flat_map(|t| tables_of(&t.record)).map(|range| range.base).collect();
-        let of_id = |id: u32| targets.iter().filter(move |target| target.record.id == id);
-        let is_limited = |target: &Target| target.record.flags & service_flags::LIMITED != 0;
-        let mut nameless = Vec::new();
-        for (_, id) in self.ids.of_service(service) {
-            draft.release.extend(self.slices.of_id(id).filter(|range| !used.contains(&range.base)));
-            let idle = |range: &SlotRange| !used_tables.contains(&range.base);
-            draft.release_tables.extend(self.tables.of_id(id).filter(idle));
-            draft
-                .delete_source_ranges
-                .extend(self.mirror.ranges_of(id).filter(|range| !ranges.contains(range)));
-            if !of_id(id).any(is_limited) {
-                draft.delete_limits.extend(self.mirror.limited(id));
-            }
-            if of_id(id).next().is_some() {
-                continue;
-            }
-            match self.mirror.contents().service_labels.contains_key(&id) {
-                true => {
-                    draft.delete_service_labels.insert(id);
-                }
-                false => nameless.push(id),
-            }
-        }
-        nameless.into_iter().for_each(|id| self.ids.free(id));
-    }
-
     /// The frontends that a Service has in the maps.
     fn frontends_of(&self, service: &ObjectName) -> impl Iterator<Item = ServiceKey> {
         self.ids.of_service(service).flat_map(|(_, id)| self.mirror.frontends_of(id))
-    }
-
-    /// For a Service that keeps its state in the maps, because it does not fit or this plan does not cover it: keeps
-    /// what its frontends in the maps need. The Service loses the `taken` frontends, which other Services take over,
-    /// and those that the plan deletes.
-    fn keep_present(&mut self, service: &ObjectName, taken: &BTreeSet<ServiceKey>, draft: &mut Draft) {
-        let stays = |key: &ServiceKey| !taken.contains(key) && !draft.delete_frontends.contains(key);
-        let kept: BTreeSet<ServiceKey> = self.frontends_of(service).filter(stays).collect();
-        self.release_idle(service, &kept, draft);
-        self.keep_addresses(service, &kept);
-    }
-
-    /// Releases the elements of a Service that none of the `kept` frontends refers to: an earlier plan may have failed
-    /// in the middle, or the Service loses frontends by this plan. The Service itself may be waiting for these
-    /// elements.
-    fn release_idle(&self, service: &ObjectName, kept: &BTreeSet<ServiceKey>, draft: &mut Draft) {
-        for (_, id) in self.ids.of_service(service) {
-            let keys = self.mirror.frontends_of(id).filter(|key| kept.contains(key));
-            let frontends: Vec<(ServiceKey, &Service)> =
-                keys.filter_map(|key| Some((key, self.mirror.frontend(&key)?))).collect();
-            let records = || frontends.iter().map(|(_, record)| *record);
-            let leads_to = |base: u32| records().flat_map(slices_of).any(|range| range.base == base);
-            draft.release.extend(self.slices.of_id(id).filter(|range| !leads_to(range.base)));
-            let reads = |base: u32| records().flat_map(tables_of).any(|range| range.base == base);
-            draft.release_tables.extend(self.tables.of_id(id).filter(|range| !reads(range.base)));
-            let checks = |range: &SourceRangeKey| {
-                let of_family = |key: &ServiceKey| key.address.is_v4() == range.range.is_v4();
-                let has = |record: &Service| record.flags & service_flags::SOURCE_RANGES != 0;
-                frontends.iter().any(|(key, record)| of_family(key) && has(record))
-            };
-            draft.delete_source_ranges.extend(self.mirror.ranges_of(id).filter(|range| !checks(range)));
-            if !records().any(|record| record.flags & service_flags::LIMITED != 0) {
-                draft.delete_limits.extend(self.mirror.limited(id));
-            }
-            if frontends.is_empty() && self.mirror.contents().service_labels.contains_key(&id) {
-                draft.delete_service_labels.insert(id);
-            }
-        }
-    }
-
-    /// Lets a Service keep the entries of `VIPS` and `ENDPOINT_NAMES` that its `kept` frontends in the maps need.
-    fn keep_addresses(&mut self, service: &ObjectName, kept: &BTreeSet<ServiceKey>) {
-        let (labels, vips) = (self.present_labels(service, kept), self.present_vips(kept));
-        self.labels.set(service, labels);
-        self.vips.set(service, vips);
-    }
-
-    /// The entries of `VIPS` that these frontends in the maps need: each address once, in ascending order.
-    fn present_vips(&self, frontends: &BTreeSet<ServiceKey>) -> Vec<(IpAddr, Vip)> {
-        let kinds = self.valid_records(frontends).filter_map(|(key, record)| {
-            Some((IpAddr::from(key.address), FrontendKind::try_from(record.kind).ok()?))
-        });
-        vips_of(kinds, &self.node)
-    }
-
-    /// The entries of `ENDPOINT_NAMES` that these frontends of a Service in the maps need: each address once, in
-    /// ascending order.
-    fn present_labels(
-        &self,
-        service: &ObjectName,
-        frontends: &BTreeSet<ServiceKey>,
-    ) -> Vec<(IpAddr, Arc<EndpointLabels>)> {
-        let contents = self.mirror.contents();
-        let ranges = self.valid_records(frontends).flat_map(|(_, record)| slices_of(record));
-        let backends = ranges.flat_map(|range| contents.backends.range(range.slots()));
-        let addresses: BTreeSet<IpAddr> = backends.map(|(_, backend)| backend.address.into()).collect();
-        let set = self.labels.of(service);
-        let labels = addresses.into_iter().map(|address| {
-            let known = per_address::find(set, address).or_else(|| contents.endpoint_labels.get(&address));
-            (address, known.cloned().unwrap_or_default())
-        });
-        labels.collect()
-    }
-
-    /// The records of these frontends in the maps, except invalid ones, which the agent will replace or delete.
-    fn valid_records<'a>(
-        &'a self,
-        frontends: &'a BTreeSet<ServiceKey>,
-    ) -> impl Iterator<Item = (&'a ServiceKey, &'a Service)> {
-        let valid = frontends.difference(&self.distrusted);
-        valid.filter_map(|key| Some((key, self.mirror.frontend(key)?)))
     }
 
     fn plan_addresses(&mut self, draft: &mut Draft) {

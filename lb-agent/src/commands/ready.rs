@@ -7,8 +7,8 @@ use anyhow::{Context as _, bail};
 
 use super::output::print;
 use crate::daemon::{
+    report::Report,
     socket::{self, FOLDER},
-    state::Report,
 };
 
 /// Runs `ready`. `live`: asks only whether the agent is alive.
@@ -72,7 +72,7 @@ fn unserved(report: &Report) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::state::{HealthzReport, State};
+    use crate::daemon::{report::HealthzReport, state::State};
 
     const HEALTHZ: &str = "0.0.0.0:10256";
 

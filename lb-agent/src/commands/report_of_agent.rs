@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tracing::warn;
 
-use crate::daemon::{socket, state::Report};
+use crate::daemon::{report::Report, socket};
 
 /// The report of the agent; `None` if no agent runs, or if its report cannot be read. In the second case, also warns on
 /// standard error that the output lacks `lacking`.

@@ -274,8 +274,8 @@ fn north_south_mode(of_port: &[(&ServiceKey, &Service)]) -> Option<&'static str>
     let leads_elsewhere =
         |record: &Service| record.kind != FrontendKind::ClusterIp as u8 && !record.has_internal_slice();
     let mut external = of_port.iter().filter(|(_, record)| leads_elsewhere(record));
-    let is_direct = |record: &Service| record.flags & service_flags::DSR != 0;
-    external.next().map(|(_, record)| if is_direct(record) { "dsr" } else { "snat" })
+    let uses_dsr = |record: &Service| record.flags & service_flags::DSR != 0;
+    external.next().map(|(_, record)| if uses_dsr(record) { "dsr" } else { "snat" })
 }
 
 fn proxy_protocol(of_port: &[(&ServiceKey, &Service)]) -> Option<&'static str> {

@@ -9,7 +9,8 @@ use lb_core::lease::Timing;
 use tokio::sync::watch;
 
 use super::{
-    state::{LoadBalancerReport, PoolReport, State},
+    report::{LoadBalancerReport, PoolReport},
+    state::State,
     tasks::Tasks,
 };
 use crate::{

@@ -5,7 +5,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use tokio::{sync::watch, task, time};
 use tracing::{debug, info, warn};
 
-use super::state::{DeviceReport, State};
+use super::{report::DeviceReport, state::State};
 use crate::{metrics::Metrics, node::DetectLocal};
 use lb_datapath::{
     AttachPoint, Attacher, DatapathError, Device, DeviceKind, DeviceMap, DevicePatterns, DeviceWatcher,

@@ -26,6 +26,7 @@ mod memory;
 mod node;
 mod open_files;
 mod published;
+pub mod report;
 mod routes;
 pub mod shortage;
 mod shortage_watch;

@@ -20,10 +20,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{
-    ipsec::Ipsec,
-    state::{NodeReport, State},
-};
+use super::{ipsec::Ipsec, report::NodeReport, state::State};
 use crate::{
     kubernetes::NodeInfo,
     log_few::warn_new,

@@ -16,7 +16,7 @@ use std::{
 use tokio::{io::AsyncWriteExt as _, net::UnixListener, sync::watch, time};
 use tracing::{debug, warn};
 
-use super::state::{Report, State};
+use super::{report::Report, state::State};
 use crate::kubernetes::NodeInfo;
 
 /// Directory of the agents' sockets. The chart mounts a writable volume there.

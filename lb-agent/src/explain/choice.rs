@@ -146,8 +146,8 @@ impl<T: Tables> Walk<'_, T> {
 }
 
 /// The index of the next backend (the first one follows the last one) if the client's earlier `flow` went to the
-/// backend at `place` and got no answer, and the next backend takes new flows; else `place`. As `choose::another` finds
-/// it.
+/// backend at `place`, the client has not acknowledged an answer of it, and the next backend takes new flows; else
+/// `place`. As `choose::another` finds it.
 fn another(service: &Service, flow: &Flow, slice: &[Backend], place: u32) -> u32 {
     let Some(backend) = slice.get(place as usize) else { return place };
     let slot = service.backends_base.wrapping_add(place);

@@ -22,8 +22,8 @@ pub(super) struct AdmittedFlow {
     pub(super) service: Service,
     /// Whether the service masquerades this client.
     pub(super) masquerade: bool,
-    /// Whether the service's backends answer this client directly (direct server return).
-    pub(super) direct: bool,
+    /// Whether backends on other nodes answer this client directly (direct server return).
+    pub(super) dsr: bool,
 }
 
 impl<T: Tables> Walk<'_, T> {
@@ -55,8 +55,8 @@ impl<T: Tables> Walk<'_, T> {
             return Ok(None);
         }
         self.limit(&service)?;
-        let direct = client::is_answered_directly(&service, internal);
-        Ok(Some(AdmittedFlow { service, masquerade: service.masquerades(internal), direct }))
+        let dsr = client::uses_dsr(&service, internal);
+        Ok(Some(AdmittedFlow { service, masquerade: service.masquerades(internal), dsr }))
     }
 
     /// The record of the packet's destination in `SERVICES`; adds the lookup as a step. While the agent is replacing
@@ -140,7 +140,7 @@ impl<T: Tables> Walk<'_, T> {
     }
 
     /// Ends the walk if a limit on new connections of the service refuses the packet, or at the XDP hook, where the
-    /// program leaves a limited connection to tc; like `service::limit::admits`.
+    /// program leaves a limited connection to tc; like `service::limit::take_tokens`.
     fn limit(&mut self, service: &Service) -> WalkResult<()> {
         let Tuple { source: client, protocol, .. } = self.question.tuple;
         if !limit::applies(service, protocol, self.segment.is_syn()) {

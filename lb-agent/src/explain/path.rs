@@ -92,8 +92,8 @@ impl<T: Tables> Walk<'_, T> {
         let device = self.tables.device(self.question.device)?;
         let in_range = self.settings()?.is_some_and(|settings| settings.service_ranges.contains(&vip));
         let caught = device.is_some_and(|device| forwarding::is_caught(&device, || in_range));
-        let (masquerade, direct) = (request.masquerade, request.direct);
-        let rule = forwarding::forwarding(client, backend, masquerade, direct, caught, || may_tunnel);
+        let (masquerade, dsr) = (request.masquerade, request.dsr);
+        let rule = forwarding::forwarding(client, backend, masquerade, dsr, caught, || may_tunnel);
         let (is_routed, source) = match rule {
             Forwarding::Plain | Forwarding::Tunnel => (false, Source::Client),
             Forwarding::PlainOnNode => (false, Source::ClientOnNode),

@@ -61,5 +61,5 @@ impl<T: Tables> Walk<'_, T> {
 }
 
 const fn request(service: Service) -> AdmittedFlow {
-    AdmittedFlow { service, masquerade: false, direct: false }
+    AdmittedFlow { service, masquerade: false, dsr: false }
 }

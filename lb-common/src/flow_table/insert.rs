@@ -140,7 +140,7 @@ fn claim_free<M: Memory>(table: &M, places: &Places) -> Option<Claim<M::Slot>> {
 fn publish<M: Overflow>(table: &M, places: &Places, key: &M::Key, claim: &Claim<M::Slot>) -> bool {
     let tentative = claim.control.tentative(places.fingerprint());
     table.set(claim.slot, tentative);
-    let wins = wins_all_places(table, places, key, Some(claim.place))
+    let wins = win_all_places(table, places, key, Some(claim.place))
         && !(table.count() != 0 && table.has(key))
         && table.compare_exchange(claim.slot, tentative, tentative.live());
     if !wins {
@@ -163,7 +163,7 @@ pub fn insert_into_overflow<M: Overflow>(
     // finds the other's entry below.
     table.add_to_count(1);
     let result = match table.insert(key, value) {
-        OverflowInsert::Inserted if wins_all_places(table, places, key, None) => return Insert::Overflowed,
+        OverflowInsert::Inserted if win_all_places(table, places, key, None) => return Insert::Overflowed,
         OverflowInsert::Inserted if table.remove(key) => Insert::Exists,
         // Another CPU has removed the entry, and has decremented the number of entries.
         OverflowInsert::Inserted => return Insert::Exists,
@@ -177,7 +177,7 @@ pub fn insert_into_overflow<M: Overflow>(
 /// Whether no other place has an entry with this key. Kills tentative entries that [give way](gives_way) to this
 /// insert. `own` is the place of this insert; `None` is the overflow.
 #[inline(always)]
-fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Option<u32>) -> bool {
+fn win_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Option<u32>) -> bool {
     for place in 0..PLACES {
         if own == Some(place) {
             continue;
@@ -188,7 +188,7 @@ fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Opt
             break;
         }
         if control.has_fingerprint(places.fingerprint())
-            && !table.wins_place(slot, places, key, own.is_none_or(|own| own < place))
+            && !table.win_place(slot, places, key, own.is_none_or(|own| own < place))
         {
             return false;
         }
@@ -200,7 +200,7 @@ fn wins_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Opt
 /// that gives way to this insert. `comes_first` is whether the place of this insert comes before the entry's. Returns
 /// `false` if the slot changes during each of three attempts.
 #[inline(always)]
-pub fn wins_place<M: Memory>(
+pub fn win_place<M: Memory>(
     table: &M,
     slot: M::Slot,
     places: &Places,

@@ -44,10 +44,10 @@ pub trait Memory: Sized {
     /// Writes the value of a slot.
     fn write_value(&self, slot: Self::Slot, value: &Self::Value);
 
-    /// Calls [`insert::wins_place`]. The BPF programs override this with a global function; otherwise the verifier
+    /// Calls [`insert::win_place`]. The BPF programs override this with a global function; otherwise the verifier
     /// would check the loop once for each pair of places.
-    fn wins_place(&self, slot: Self::Slot, places: &Places, key: &Self::Key, comes_first: bool) -> bool {
-        insert::wins_place(self, slot, places, key, comes_first)
+    fn win_place(&self, slot: Self::Slot, places: &Places, key: &Self::Key, comes_first: bool) -> bool {
+        insert::win_place(self, slot, places, key, comes_first)
     }
 }
 

@@ -38,7 +38,7 @@ pub use self::{
     control::Control,
     find::{Copied, Entry, find, read},
     header::Header,
-    insert::{Insert, insert_free, insert_into_overflow, insert_new, make_room, wins_place},
+    insert::{Insert, insert_free, insert_into_overflow, insert_new, make_room, win_place},
     memory::{Evict, EvictionClass, Memory, Overflow, OverflowInsert, Snapshot},
     place::{PLACES, Places, Seed},
     slot::Slot,

@@ -35,7 +35,7 @@ pub(super) struct Slices {
     pub(super) local: Option<usize>,
     /// The slice for direct server return: the backends of `cluster` (those on other nodes answer external clients
     /// directly) and, with weight 0, the endpoints on this node that `cluster` lacks.
-    pub(super) direct: Option<usize>,
+    pub(super) dsr: Option<usize>,
     /// Whether there is a usable endpoint anywhere in the cluster.
     pub(super) any: bool,
 }
@@ -170,8 +170,8 @@ fn internal(traffic: TrafficPolicy, slices: &Slices, node: &Node, family: Family
 /// endpoints, as if a load balancer had sent them to the right node.
 fn external(traffic: TrafficPolicy, slices: &Slices) -> Route {
     match traffic {
-        TrafficPolicy::Cluster if slices.direct.is_some() => Route {
-            slice: slices.direct,
+        TrafficPolicy::Cluster if slices.dsr.is_some() => Route {
+            slice: slices.dsr,
             internal_slice: None,
             flags: service_flags::MASQUERADE | service_flags::DSR,
         },

@@ -165,13 +165,13 @@ impl Port {
         let cluster = if frontends.use_cluster() { &endpoints.cluster[..] } else { &[] };
         let local = if frontends.use_local() { &endpoints.local[..] } else { &[] };
         let warming = node.warming.get(&self.labels.name.service);
-        let backends = Backends { service, node, warming, direct: is_direct(service, port, node) };
-        let is_direct = backends.direct && frontends.leads_elsewhere();
-        let named = if is_direct { &endpoints.here[..] } else { local };
+        let backends = Backends { service, node, warming, dsr: uses_dsr(service, port, node) };
+        let needs_dsr = backends.dsr && frontends.leads_elsewhere();
+        let named = if needs_dsr { &endpoints.here[..] } else { local };
         let slices = frontends::Slices {
             cluster: self.slice(backends.of(cluster)),
             local: self.slice(backends.of(local)),
-            direct: if is_direct { self.slice(backends.with_hidden(endpoints)) } else { None },
+            dsr: if needs_dsr { self.slice(backends.with_hidden(endpoints)) } else { None },
             any: endpoints.any,
         };
         for (_, endpoint) in cluster.iter().chain(named) {
@@ -197,12 +197,12 @@ impl Port {
 
 /// Whether backends of the port on other nodes answer external clients directly. Those that get a PROXY protocol header
 /// cannot: this node must see their packets, whose sequence numbers it shifts.
-fn is_direct(service: &Service, port: &ServicePort, node: &Node) -> bool {
+fn uses_dsr(service: &Service, port: &ServicePort, node: &Node) -> bool {
     if service.has_proxy_protocol(port.protocol) {
         return false;
     }
     let asked = service.settings.as_ref().and_then(|settings| settings.north_south);
-    asked.unwrap_or(node.policy.north_south).is_direct(port.protocol)
+    asked.unwrap_or(node.policy.north_south).uses_dsr(port.protocol)
 }
 
 /// Converts endpoints of a Service to backends.
@@ -212,8 +212,8 @@ struct Backends<'a> {
     node: &'a Node,
     /// The endpoints of the Service in slow start, with their present shares; `None` if there are none.
     warming: Option<&'a Shares>,
-    /// See [`is_direct`].
-    direct: bool,
+    /// See [`uses_dsr`].
+    dsr: bool,
 }
 
 impl Backends<'_> {
@@ -229,7 +229,7 @@ impl Backends<'_> {
         let settings = self.service.settings.as_deref();
         let mut backend = endpoints::backend(*key, endpoint, self.node);
         backend.weight = settings.map_or(1, |settings| settings.weight(endpoint));
-        if self.direct && endpoints::is_elsewhere(endpoint, self.node) {
+        if self.dsr && endpoints::is_elsewhere(endpoint, self.node) {
             backend.flags |= backend_flags::PEER;
         }
         backend

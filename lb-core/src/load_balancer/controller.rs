@@ -86,7 +86,7 @@ enum Role {
     /// The controller gives addresses to the Service.
     Serves,
     /// The Service's request is invalid, so the Service keeps the addresses that it has.
-    Waits,
+    Invalid,
     /// The Service is no longer a load balancer, so the controller takes back the addresses that it gave.
     Leaves,
     /// The controller leaves the Service alone, because it is no load balancer of this class, or has addresses of
@@ -225,7 +225,7 @@ impl Controller {
             asking = self
                 .services
                 .iter()
-                .filter(|(name, known)| self.waits(name, known))
+                .filter(|(name, known)| self.repeats_request(name, known))
                 .map(|(name, _)| name.clone())
                 .collect();
             due.extend(asking.iter().cloned());
@@ -306,7 +306,7 @@ impl Controller {
                 Role::Foreign
             }
             Ok(Some(_)) => Role::Serves,
-            Err(_) => Role::Waits,
+            Err(_) => Role::Invalid,
         }
     }
 
@@ -317,7 +317,7 @@ impl Controller {
         let knows = self.balancers.addresses(name);
         // An empty status also counts as stale: the Service gets its addresses back.
         let is_stale = has.is_empty() || known.replaced.as_ref() == Some(has);
-        let is_served = matches!(self.role(known), Role::Serves | Role::Waits);
+        let is_served = matches!(self.role(known), Role::Serves | Role::Invalid);
         if has == knows || (is_served && is_stale) {
             return;
         }
@@ -346,7 +346,7 @@ impl Controller {
     }
 
     /// Whether a Service repeats its request when an address may have become free.
-    fn waits(&self, name: &ObjectName, known: &Known) -> bool {
+    fn repeats_request(&self, name: &ObjectName, known: &Known) -> bool {
         let request = known.seen.request.as_ref().ok().and_then(Option::as_ref);
         let lacks =
             request.is_some_and(|request| self.balancers.addresses(name).len() < request.families.len());
@@ -364,7 +364,7 @@ impl Controller {
                 self.conflicts.found(conflicts, self.now);
             }
             Role::Leaves => pass.writes.push(leaving(name, known)),
-            Role::Waits | Role::Foreign => {}
+            Role::Invalid | Role::Foreign => {}
         }
         let trouble = self.trouble(name, known);
         let (reason, note) = trouble.map(|(reason, text)| (reason, Some(text))).unwrap_or_default();
@@ -450,11 +450,11 @@ impl Controller {
     fn trouble(&self, name: &ObjectName, known: &Known) -> Option<(&'static str, String)> {
         let trouble = match (self.role(known), &known.seen.request) {
             (Role::Serves, Ok(Some(request))) => self.balancers.trouble(request, known.refused.as_ref())?,
-            (Role::Waits, Err(error)) => {
+            (Role::Invalid, Err(error)) => {
                 let (why, has) = (format!("{}: {}", error.field, error.why), self.balancers.addresses(name));
                 Trouble::Refused { why, keeps: !has.is_empty() }
             }
-            (Role::Serves | Role::Waits | Role::Leaves | Role::Foreign, _) => return None,
+            (Role::Serves | Role::Invalid | Role::Leaves | Role::Foreign, _) => return None,
         };
         Some((trouble.reason(), trouble.to_string()))
     }

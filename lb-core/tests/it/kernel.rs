@@ -315,7 +315,7 @@ const FLAGS: [(u16, &str); 11] = [
     (service_flags::DROP_WITHOUT_BACKENDS, "drop"),
     (service_flags::SOURCE_RANGES, "source ranges"),
     (service_flags::SOCKETS_ONLY, "sockets only"),
-    (service_flags::DSR, "direct"),
+    (service_flags::DSR, "dsr"),
     (service_flags::SYN_ONLY, "opened only"),
     (service_flags::RESET_UNKNOWN, "reset unknown"),
     (service_flags::PROXY_PROTOCOL, "proxy protocol"),
@@ -369,13 +369,13 @@ impl Node {
 
     pub(crate) fn with_capacity(capacity: Capacity, policy: Policy) -> Self {
         let mut node = Self::incomplete(Kernel::default(), capacity, policy);
-        node.reconciler.sources_complete();
+        node.reconciler.set_complete();
         node
     }
 
     pub(crate) fn started_on(kernel: Kernel, slots: u32) -> Self {
         let mut node = Self::started_incomplete_on(kernel, slots);
-        node.reconciler.sources_complete();
+        node.reconciler.set_complete();
         node
     }
 
@@ -402,7 +402,7 @@ impl Node {
         let kernel = std::mem::take(&mut self.kernel);
         *self = Self::incomplete(kernel, self.capacity, policy);
         self.reconciler.adopt_unhealthy(unhealthy);
-        self.reconciler.sources_complete();
+        self.reconciler.set_complete();
         self.set_zone(zone.as_deref());
         self.set_addresses(addresses);
         self.set_detects_inside(detects_inside);

@@ -187,7 +187,7 @@ fn services_not_shown_yet_stay_until_the_sources_are_complete() {
     node.reconciler.handle(vec![slice("b", &[])]);
     node.sync();
     assert_eq!(node.kernel.resolved().values().map(|lead| lead.backends.len()).collect::<Vec<_>>(), [1, 0]);
-    node.reconciler.sources_complete();
+    node.reconciler.set_complete();
     node.sync();
     assert_eq!(node.kernel.resolved().len(), 1);
     node.settle();
@@ -202,12 +202,12 @@ fn unreadable_service_keeps_only_its_own_state() {
     node.reconciler.handle(vec![service("b", 2), slice("b", &[2])]);
     node.sync();
     assert_eq!(of(&node), 3);
-    node.reconciler.sources_complete_but(&[name("a")].into());
+    node.reconciler.set_complete_but(&[name("a")].into());
     node.sync();
     assert_eq!(of(&node), 2, "c no longer exists; a may exist, because it cannot be read");
     let Contents { vips, endpoint_labels, .. } = &node.kernel.maps;
     assert_eq!((vips.len(), endpoint_labels.len()), (2, 2), "the addresses of c go with it");
-    node.reconciler.sources_complete();
+    node.reconciler.set_complete();
     node.sync();
     assert_eq!(of(&node), 1);
     node.settle();
@@ -226,7 +226,7 @@ fn unreadable_service_has_no_flags_on_an_address_that_the_node_now_has() {
     let mut node = Node::started_incomplete_on(earlier.kernel, 100);
     let owning = |own: &[IpAddr]| NodeAddresses { own: own.to_vec(), ..NodeAddresses::default() };
     node.set_addresses(owning(&[address]));
-    node.reconciler.sources_complete_but(&[name("a")].into());
+    node.reconciler.set_complete_but(&[name("a")].into());
     node.sync();
     assert!(!is_service(&node), "programs leave unlisted ports of the node's own addresses to its stack");
     node.set_addresses(owning(&[]));
@@ -245,7 +245,7 @@ fn restarted_without_a(spoil: impl Fn(&mut Kernel), changes: Vec<Change>) -> Nod
 fn restarted_on(kernel: Kernel, changes: Vec<Change>) -> Node {
     let mut node = Node::started_incomplete_on(kernel, 100);
     node.reconciler.handle(changes);
-    node.reconciler.sources_complete_but(&[name("a")].into());
+    node.reconciler.set_complete_but(&[name("a")].into());
     node
 }
 
@@ -317,11 +317,11 @@ fn service_with_an_unreadable_slice_keeps_the_endpoints_of_that_slice() {
     };
     // Meanwhile endpoint 2 has left its slice; the other slice cannot be read.
     node.reconciler.handle(vec![service("a", 1), slice_named("a-1", "a", &[1, 5])]);
-    node.reconciler.sources_complete_but(&[name("a")].into());
+    node.reconciler.set_complete_but(&[name("a")].into());
     node.sync();
     assert_eq!(backends(&node), [1, 2, 3, 4, 5], "endpoint 2 may be in the slice that cannot be read");
     node.reconciler.handle(vec![slice_named("a-2", "a", &[3, 4])]);
-    node.reconciler.sources_complete();
+    node.reconciler.set_complete();
     node.sync();
     assert_eq!(backends(&node), [1, 3, 4, 5]);
     node.settle();
@@ -717,7 +717,7 @@ fn adopted_service_keeps_its_addresses_and_source_ranges() {
     let first = node(100, vec![load_balancer("a", &["192.0.2.0/24"]), slice("a", &[1])]);
     let before = first.kernel.maps.clone();
     let mut node = Node::started_incomplete_on(first.kernel, 100);
-    node.reconciler.sources_complete_but(&[name("a")].into());
+    node.reconciler.set_complete_but(&[name("a")].into());
     node.sync();
     assert_eq!(node.kernel.maps, before);
     node.reconciler.handle(vec![load_balancer("a", &[]), slice("a", &[1])]);

@@ -51,7 +51,7 @@ fn restarted(before: Vec<Change>, read: Vec<Change>) -> Node {
     earlier.settle();
     let mut node = Node::started_incomplete_on(earlier.kernel, 100);
     node.reconciler.handle(read);
-    node.reconciler.sources_complete_but(&[name("a")].into());
+    node.reconciler.set_complete_but(&[name("a")].into());
     node.sync();
     node
 }
@@ -144,7 +144,7 @@ fn restarted_here(before: Vec<Change>, read: Vec<Change>) -> Node {
     assert!(earlier.dump_health().contains("on 32000: IPv4 1"), "{}", earlier.dump_health());
     let mut node = Node::incomplete(earlier.kernel, capacity, policy);
     node.reconciler.handle(read);
-    node.reconciler.sources_complete_but(&[name("a")].into());
+    node.reconciler.set_complete_but(&[name("a")].into());
     node.sync();
     node
 }

@@ -127,15 +127,15 @@ impl World {
         let inside = if !internal && is_local { cluster.clone() } else { Vec::new() };
         let settings = service.settings.as_deref();
         let mode = settings.and_then(|s| s.north_south).unwrap_or(node.policy.north_south);
-        let direct = mode.is_direct(port.protocol);
+        let dsr = mode.uses_dsr(port.protocol);
         let weight = |backends: Vec<Backend>| {
             let backends = weighted(backends, &endpoints, service);
-            if direct { peers(backends, &endpoints, node) } else { backends }
+            if dsr { peers(backends, &endpoints, node) } else { backends }
         };
         let hidden: Vec<Backend> =
             local.iter().filter(|backend| !cluster.contains(backend)).copied().collect();
         let (mut backends, inside) = (weight(if is_local { local } else { cluster }), weight(inside));
-        if direct && !internal && !is_local && !backends.is_empty() {
+        if dsr && !internal && !is_local && !backends.is_empty() {
             flags |= service_flags::DSR;
             backends.extend(hidden.iter().map(|backend| Backend { weight: 0, ..*backend }));
             backends.sort();

@@ -71,7 +71,7 @@ pub(super) fn icmp_error(
     if packet.body == Body::LaterFragment {
         return Err(Outcome::UnknownFragment);
     }
-    if icmp_limit::applies(start, packet.headers.is_v4) && reject_may_send_error() == 0 {
+    if icmp_limit::applies(start, packet.headers.is_v4) && reject_take_token() == 0 {
         return Err(Outcome::IcmpRateLimited);
     }
     rewritten(reject_write_icmp_error(skb.ctx.skb.skb, packet, u64::from_ne_bytes(*start)))?;
@@ -160,7 +160,7 @@ static mut FULL_AT: u64 = 0;
 /// checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn reject_may_send_error() -> u32 {
+extern "C" fn reject_take_token() -> u32 {
     // SAFETY: the helper takes nothing and only returns a number.
     let now = unsafe { bpf_ktime_get_coarse_ns() };
     // SAFETY: one volatile load of an aligned `u64`, which is never torn.

@@ -53,9 +53,9 @@ fn write(skb: &mut Skb, packet: &Packet, flow: &Flow, hops: u8) -> Result<(), Ou
         },
         Body::Sctp => {
             sctp(skb, packet, flow)?;
-            addresses_are_not_covered(skb, headers, flow);
+            report_uncovered_addresses(skb, headers, flow);
         }
-        Body::LaterFragment | Body::IcmpError | Body::Echo => addresses_are_not_covered(skb, headers, flow),
+        Body::LaterFragment | Body::IcmpError | Body::Echo => report_uncovered_addresses(skb, headers, flow),
     }
     if hops != 0 && !headers.is_v4 {
         skb.update_frame_sum(ONE_HOP_LESS);
@@ -113,7 +113,7 @@ fn with_checksum_of_device(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Resul
     if flow.port_delta != 0 {
         skb.update_checksum(checksum, flow.port_delta, false)?;
     }
-    addresses_are_not_covered(skb, &packet.headers, flow);
+    report_uncovered_addresses(skb, &packet.headers, flow);
     let Tuple { source_port, destination_port, .. } = flow.to;
     *skb.header_mut(l4)? = [source_port.to_be_bytes(), destination_port.to_be_bytes()];
     Ok(())
@@ -121,7 +121,7 @@ fn with_checksum_of_device(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Resul
 
 /// Reports a change of IPv6 addresses that no checksum covers.
 #[inline(always)]
-fn addresses_are_not_covered(skb: &mut Skb, headers: &Headers, flow: &Flow) {
+fn report_uncovered_addresses(skb: &mut Skb, headers: &Headers, flow: &Flow) {
     if !headers.is_v4 {
         skb.update_frame_sum(flow.address_delta);
     }

@@ -77,7 +77,7 @@ pub(super) fn process(
         return Err(Outcome::InvalidFlags);
     }
     let (flow, is_first) = match known {
-        Some(flow) if is_same_flow(skb, packet, flow, hook)? => (flow, false),
+        Some(flow) if check_same_flow(skb, packet, flow, hook)? => (flow, false),
         Some(flow) if begins_only_at_ingress(flow, hook.is_egress(), hook == Hook::Catch) => {
             return Err(Outcome::NoService);
         }
@@ -91,15 +91,16 @@ pub(super) fn process(
     Ok(if is_first { outcome.of_first_packet() } else { outcome })
 }
 
-/// Whether the packet belongs to the flow with this entry, rather than being the first one of another flow.
+/// Checks whether the packet belongs to the flow with this entry, rather than being the first one of another flow.
+/// Deletes the flow if the packet belongs to a connection that bypasses the VIP.
 #[inline(always)]
-fn is_same_flow(skb: &Skb, packet: &Packet, flow: &Flow, hook: Hook) -> Result<bool, Outcome> {
+fn check_same_flow(skb: &Skb, packet: &Packet, flow: &Flow, hook: Hook) -> Result<bool, Outcome> {
     if of_node::is_of_other_flow(skb, packet.headers.l3, hook, flow) {
         return Err(Outcome::OtherHook);
     }
-    let bypasses_vip = || conntrack::bypasses_vip(packet, flow);
+    let bypasses_vip = || conntrack::delete_if_bypassed(packet, flow);
     let is_new =
-        || conntrack::is_new_connection(&skb.context(), packet, flow) || proxy_protocol::is_lost(flow);
+        || conntrack::check_new_connection(&skb.context(), packet, flow) || proxy_protocol::is_lost(flow);
     match relation(flow, hook.is_egress(), bypasses_vip, is_new) {
         Relation::Same => Ok(true),
         Relation::New => Ok(false),

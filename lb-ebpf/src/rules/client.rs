@@ -45,7 +45,7 @@ pub fn for_client(service: Service, is_internal: impl FnOnce() -> bool) -> (Serv
 
 /// Whether backends on other nodes answer the client directly (direct server return).
 #[inline(always)]
-pub const fn is_answered_directly(service: &Service, internal: bool) -> bool {
+pub const fn uses_dsr(service: &Service, internal: bool) -> bool {
     !internal && service.flags & service_flags::DSR != 0
 }
 
@@ -87,13 +87,13 @@ mod tests {
     }
 
     #[test]
-    fn only_external_clients_are_answered_directly() {
+    fn only_external_clients_use_dsr() {
         for (flags, internal, expected) in [
             (service_flags::DSR, false, true),
             (service_flags::DSR, true, false),
             (service_flags::MASQUERADE, false, false),
         ] {
-            assert_eq!(is_answered_directly(&Service { flags, ..Service::zeroed() }, internal), expected);
+            assert_eq!(uses_dsr(&Service { flags, ..Service::zeroed() }, internal), expected);
         }
     }
 }

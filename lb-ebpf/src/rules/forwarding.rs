@@ -31,14 +31,14 @@ pub enum Forwarding {
 }
 
 /// How packets from `client` reach `backend`. `caught` is whether the flow [is caught](is_caught). `masquerade` is
-/// whether the service masquerades the client. `direct` is whether backends on other nodes answer the client directly.
+/// whether the service masquerades the client. `dsr` is whether backends on other nodes answer the client directly.
 /// `may_tunnel` is whether this node has an address to tunnel from.
 #[inline(always)]
 pub fn forwarding(
     client: &Address,
     backend: &Backend,
     masquerade: bool,
-    direct: bool,
+    dsr: bool,
     caught: bool,
     may_tunnel: impl FnOnce() -> bool,
 ) -> Forwarding {
@@ -50,11 +50,11 @@ pub fn forwarding(
     if backend.address == *client {
         return Forwarding::Hairpin;
     }
-    if direct && has(backend_flags::PEER) && may_tunnel() {
+    if dsr && has(backend_flags::PEER) && may_tunnel() {
         return Forwarding::Tunnel;
     }
     // Replies of a backend on this node pass this node even if the client is not masqueraded.
-    if !masquerade || direct && has(backend_flags::LOCAL) {
+    if !masquerade || dsr && has(backend_flags::LOCAL) {
         Forwarding::Plain
     } else if has(backend_flags::HOST) {
         Forwarding::PlainOnNode
@@ -203,7 +203,7 @@ mod tests {
         use Forwarding::{Caught, CaughtAndMasquerade, Hairpin, Masquerade, Plain, PlainOnNode, Tunnel};
         use backend_flags::{HOST, LOCAL, PEER};
         let (client, pod) = (Address::from_v4([192, 0, 2, 1]), Address::from_v4([10, 1, 0, 1]));
-        for (address, flags, masquerade, direct, may_tunnel, expected) in [
+        for (address, flags, masquerade, dsr, may_tunnel, expected) in [
             (pod, 0, false, false, true, Plain),
             (pod, LOCAL, true, false, true, Masquerade),
             (pod, 0, true, false, true, Masquerade),
@@ -218,10 +218,10 @@ mod tests {
             (client, PEER, true, true, true, Hairpin),
         ] {
             let backend = Backend { address, flags, ..Backend::zeroed() };
-            let found = forwarding(&client, &backend, masquerade, direct, false, || may_tunnel);
-            assert_eq!(found, expected, "flags {flags}, masquerade {masquerade}, direct {direct}");
+            let found = forwarding(&client, &backend, masquerade, dsr, false, || may_tunnel);
+            assert_eq!(found, expected, "flags {flags}, masquerade {masquerade}, dsr {dsr}");
             let on_node = flags & (LOCAL | HOST) != 0;
-            let caught = forwarding(&client, &backend, masquerade, direct, true, || may_tunnel);
+            let caught = forwarding(&client, &backend, masquerade, dsr, true, || may_tunnel);
             assert_eq!(caught, if on_node { Caught } else { CaughtAndMasquerade }, "flags {flags}");
         }
     }

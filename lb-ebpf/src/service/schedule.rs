@@ -53,8 +53,8 @@ pub const fn takes_turns(scheduler: u8) -> bool {
 }
 
 /// The slot for another attempt of a client whose previous connection is `flow`. The scheduler has chosen `backend`,
-/// which is in `slot`: the result is the next slot of the service if `flow` went to that backend and got no answer, and if
-/// the next backend takes new flows (`weight` reads its weight); else `slot`.
+/// which is in `slot`: the result is the next slot of the service if `flow` went to that backend, the client has not
+/// acknowledged an answer of it, and the next backend takes new flows (`weight` reads its weight); else `slot`.
 #[inline(always)]
 pub fn retried(
     service: &Service,
@@ -63,9 +63,9 @@ pub fn retried(
     slot: u32,
     weight: impl FnOnce(u32) -> u32,
 ) -> u32 {
-    let answered = flow.seen & seen::ACK != 0;
+    let client_acknowledged = flow.seen & seen::ACK != 0;
     let (address, port) = (&flow.to.destination, flow.to.destination_port);
-    if answered || (address, port) != (&backend.address, backend.port) {
+    if client_acknowledged || (address, port) != (&backend.address, backend.port) {
         return slot;
     }
     let next = slot.wrapping_add(1);

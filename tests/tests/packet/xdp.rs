@@ -399,7 +399,7 @@ struct Case {
     reply: bool,
     fragment: bool,
     /// Whether the packet is for the DSR Service, whose backend is on another node.
-    direct: bool,
+    dsr: bool,
 }
 
 fn cases() -> impl Strategy<Value = Case> {
@@ -409,7 +409,7 @@ fn cases() -> impl Strategy<Value = Case> {
     let hops = prop_oneof![9 => 2..=255u8, 1 => 0..=1u8];
     let choices = (any::<bool>(), any::<bool>(), any::<bool>(), rarely(), any::<bool>());
     (protocol, 1..8u16, any::<u8>(), payload, hops, choices).prop_map(
-        |(protocol, client, flags, payload, hops, (v4, xdp_first, reply, fragment, direct))| Case {
+        |(protocol, client, flags, payload, hops, (v4, xdp_first, reply, fragment, dsr))| Case {
             v4,
             protocol,
             client,
@@ -419,7 +419,7 @@ fn cases() -> impl Strategy<Value = Case> {
             xdp_first,
             reply,
             fragment,
-            direct,
+            dsr,
         },
     )
 }
@@ -427,7 +427,7 @@ fn cases() -> impl Strategy<Value = Case> {
 impl Case {
     fn packet(&self, family: Family, bed: &Testbed) -> Packet {
         let client = SocketAddr::new(family.client().ip(), self.client);
-        let vip = if self.direct { family.other_vip() } else { family.vip() };
+        let vip = if self.dsr { family.other_vip() } else { family.vip() };
         let build = |from, to| match self.protocol {
             TCP => {
                 let Self { flags, payload, .. } = self;

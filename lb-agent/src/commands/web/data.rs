@@ -35,7 +35,7 @@ use super::{
 use crate::{
     cli::{Cli, Command, ConntrackCommand, MonitorArgs},
     config::{ConfigError, KernelPaths},
-    daemon::{socket, state::Report},
+    daemon::{report::Report, socket},
     leftovers::{self, Findings},
 };
 use lb_datapath::{Ledger, MapFill, Pinned};

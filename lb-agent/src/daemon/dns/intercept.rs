@@ -31,7 +31,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::{RETRY, evidence::Evidence};
-use crate::daemon::state::{InterceptReport, State};
+use crate::daemon::{report::InterceptReport, state::State};
 
 /// Interval of the agent's own queries.
 const ROUND: Duration = Duration::from_millis(100);

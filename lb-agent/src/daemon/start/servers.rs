@@ -12,8 +12,10 @@ use super::opened::Opened;
 use crate::{
     config::{Config, ConfigError, WebConfig, refused},
     daemon::{
-        Pages, bpffs, http, socket,
-        state::{HealthzReport, Listener, State},
+        Pages, bpffs, http,
+        report::{HealthzReport, Listener},
+        socket,
+        state::State,
         supervisor,
         tasks::Tasks,
     },

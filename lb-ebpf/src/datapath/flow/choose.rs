@@ -48,7 +48,7 @@ pub(crate) fn choose(tuple: &Tuple, service: &Service, affine: impl FnOnce()) ->
 }
 
 /// The slot for another attempt of the client of `tuple`: the one after `slot` if the backend in `slot` has the
-/// client's flow and has not answered, and the next backend takes new flows; else `slot`.
+/// client's flow, the client has not acknowledged its answer, and the next backend takes new flows; else `slot`.
 #[inline(never)]
 pub(crate) fn another(tuple: &Tuple, service: &Service, slot: u32) -> u32 {
     let (Some(flow), Some(backend)) = (conntrack::lookup(tuple), service::backend(slot)) else {

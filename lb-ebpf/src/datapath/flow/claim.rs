@@ -10,7 +10,7 @@ use lb_common::{
 use lb_ebpf::rules::source_port;
 
 use super::{
-    entry::{insert, replace},
+    entry::{claim_if_free, claim_if_over},
     masquerade,
     table::{self, lookup},
 };
@@ -99,7 +99,8 @@ extern "C" fn try_claim(attempt: u32, context: *mut core::ffi::c_void) -> i64 {
     0
 }
 
-/// Whether a socket of the node has the source port, so that it would receive the backend's packets.
+/// Whether a socket of the node has the source port, so that it would receive the backend's packets. Overwrites
+/// `setup.key`.
 #[inline(always)]
 fn socket_has_port(context: &HookContext, setup: &mut FlowSetup) -> bool {
     source_port::may_be_of_socket(setup.flags) && {
@@ -128,9 +129,9 @@ fn claim_entries(setup: &mut FlowSetup) -> Claim {
 #[inline(never)]
 fn claim_reverse(setup: &mut FlowSetup) -> Claim {
     prepare_reverse(setup);
-    match insert(setup) {
+    match claim_if_free(setup) {
         Claim::Taken if reclaim(setup) => Claim::Made,
-        Claim::Taken if source_port::is_of_node(setup.flags) => replace(setup),
+        Claim::Taken if source_port::is_of_node(setup.flags) => claim_if_over(setup),
         claim => claim,
     }
 }

@@ -19,18 +19,19 @@ use crate::datapath::{clock::now, context::HookContext, scratch::scratch, servic
 
 pub(crate) use super::table::lookup;
 
-/// Whether the packet opens a new connection although its five-tuple has an entry: the packet is a SYN, and the entry's
-/// connection has ended or has lost its reverse entry, or its backend has left the service or does not answer
-/// ([`flow::staleness`]). Any other SYN is a retransmission and goes to the same backend.
+/// Checks whether the packet opens a new connection although its five-tuple has an entry: the packet is a SYN, and the
+/// entry's connection has ended or has lost its reverse entry, or its backend has left the service or does not answer
+/// ([`flow::staleness`]; such a backend is recorded in `UNANSWERED`). Any other SYN is a retransmission and goes to the
+/// same backend.
 #[inline(always)]
-pub(crate) fn is_new_connection(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
-    flow::is_syn_of_client(&packet.segment, flow) && is_stale(context, packet, flow)
+pub(crate) fn check_new_connection(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
+    flow::is_syn_of_client(&packet.segment, flow) && check_staleness(context, packet, flow)
 }
 
-/// Whether a new connection replaces the entry, given that the packet is a SYN. If the reason is that the backend does
-/// not answer, the function also records the backend in `UNANSWERED`.
+/// Checks whether a new connection replaces the entry, given that the packet is a SYN. If the reason is that the backend
+/// does not answer, the function also records the backend in `UNANSWERED`.
 #[inline(never)]
-fn is_stale(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
+fn check_staleness(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
     let reply = if flow.is_tunnelled() { None } else { lookup(&flow.to.reversed()) };
     let reply = reply.map(|reply| &*reply);
     let membership = || membership(context, packet, flow);
@@ -69,11 +70,11 @@ fn membership(context: &HookContext, packet: &Packet, flow: &Flow) -> Membership
     })
 }
 
-/// Whether the packet, which has the tuple of a reply, belongs to a connection that bypasses the VIP: the packet is a
-/// SYN-ACK, and the connection through the VIP is over. (A new connection through the VIP would have replaced the
-/// entry.) If so, the function deletes the entries of the old connection.
+/// Deletes the flow with this reply entry if the packet, which has the flow's tuple, belongs to a connection that
+/// bypasses the VIP: the packet is a SYN-ACK, and the connection through the VIP is over. (A new connection through the
+/// VIP would have replaced the entry.) Returns whether the packet belongs to such a connection.
 #[inline(always)]
-pub(crate) fn bypasses_vip(packet: &Packet, flow: &Flow) -> bool {
+pub(crate) fn delete_if_bypassed(packet: &Packet, flow: &Flow) -> bool {
     flow::is_syn_ack_of_backend(&packet.segment, flow) && delete_old_flow(packet, flow)
 }
 

@@ -71,7 +71,7 @@ pub(crate) fn create(
     if only_routed && flags & flow_flags::ROUTED == 0 {
         return Err(Outcome::OtherHook);
     }
-    let inserted = insert(context, earlier)?;
+    let inserted = insert_entries(context, earlier)?;
     let scratch = scratch()?;
     let (request, setup) = (scratch.request(), scratch.setup());
     let is_stateless = inserted == Inserted::Full;
@@ -90,7 +90,7 @@ pub(crate) fn create(
 
 /// Inserts the entries of the flow that is prepared in `SCRATCH`; returns the result for its forward entry.
 #[inline(always)]
-pub(super) fn insert(context: &HookContext, earlier: bool) -> Result<Inserted, Outcome> {
+pub(super) fn insert_entries(context: &HookContext, earlier: bool) -> Result<Inserted, Outcome> {
     if !scratch()?.setup().is_tunnelled() {
         claim::claim(context)?;
     }
@@ -116,7 +116,7 @@ fn plan(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<&'s
     let flags_of_service = flags_of_service(&request.service);
     let client = &packet.tuple.source;
     let caught = begins_caught(context.device, &packet.tuple.destination);
-    match forwarding(client, backend, request.masquerade, request.direct, caught, || set_tunnel_ends(setup)) {
+    match forwarding(client, backend, request.masquerade, request.dsr, caught, || set_tunnel_ends(setup)) {
         Forwarding::Hairpin => {
             setup.to.source = setup.from.destination;
             setup.flags = flags_of(Forwarding::Hairpin, false);

@@ -15,7 +15,7 @@ use lb_common::{
 use lb_ebpf::rules::forwarding;
 
 use super::{
-    entry::{insert, replace},
+    entry::{claim_if_free, claim_if_over},
     table,
 };
 use crate::datapath::{
@@ -87,8 +87,8 @@ pub(crate) fn fallback(is_v4: bool) -> Result<Address, Outcome> {
 #[inline(never)]
 pub(super) fn claim(setup: &mut FlowSetup) -> Claim {
     prepare_reverse(setup);
-    let reverse = match insert(setup) {
-        Claim::Taken => replace(setup),
+    let reverse = match claim_if_free(setup) {
+        Claim::Taken => claim_if_over(setup),
         claim => claim,
     };
     if reverse != Claim::Made {

@@ -1,7 +1,7 @@
 //! New flows: the service of the packet, whether the packet may begin a flow, and the backend of the flow.
 
 use lb_common::{Choice, EventHook, Outcome, Service};
-use lb_ebpf::{parse::Packet, rules::client::is_answered_directly, service::schedule};
+use lb_ebpf::{parse::Packet, rules::client::uses_dsr, service::schedule};
 
 use super::{
     choose, conntrack,
@@ -62,13 +62,13 @@ const _: () = assert!(size_of::<FlowCreation>() == size_of::<Outcome>());
 
 /// Why a packet gets no flow.
 #[derive(Clone, Copy)]
-enum NotCreated {
+enum Refusal {
     /// The caller rejects the packet: the service has no backend for it, or resets connections that have no flow.
     Reject,
     Outcome(Outcome),
 }
 
-impl From<Outcome> for NotCreated {
+impl From<Outcome> for Refusal {
     #[inline(always)]
     fn from(outcome: Outcome) -> Self {
         Self::Outcome(outcome)
@@ -93,8 +93,8 @@ pub(crate) fn new_flow(context: &HookContext, packet: &Packet, earlier: bool, be
         }
         // Neither logged nor reported, because every packet of the connection has this result.
         Ok(Created::Stateless) => FlowCreation::Stateless,
-        Err(NotCreated::Reject) => FlowCreation::Reject,
-        Err(NotCreated::Outcome(outcome)) => FlowCreation::NotCreated(outcome),
+        Err(Refusal::Reject) => FlowCreation::Reject,
+        Err(Refusal::Outcome(outcome)) => FlowCreation::NotCreated(outcome),
     }
 }
 
@@ -125,7 +125,7 @@ fn choose_and_create(
     packet: &Packet,
     earlier: bool,
     begin: Begin,
-) -> Result<Created, NotCreated> {
+) -> Result<Created, Refusal> {
     let only_routed = begin == Begin::OnlyRouted;
     if begin != Begin::Requested {
         request(context, packet, earlier, only_routed)?;
@@ -140,14 +140,9 @@ fn choose_and_create(
 
 /// Writes into `SCRATCH` which flow the packet requests, with its backend.
 #[inline(always)]
-fn request(
-    context: &HookContext,
-    packet: &Packet,
-    earlier: bool,
-    only_routed: bool,
-) -> Result<(), NotCreated> {
+fn request(context: &HookContext, packet: &Packet, earlier: bool, only_routed: bool) -> Result<(), Refusal> {
     request_service(context, packet, only_routed).inspect_err(|reason| {
-        if matches!(reason, NotCreated::Outcome(Outcome::LeftToEarlier)) {
+        if matches!(reason, Refusal::Outcome(Outcome::LeftToEarlier)) {
             // The programs of the earlier layout create the flow, so an entry in this layout's flow table does not
             // apply to the packets that follow. There may be no such entry.
             table::remove(&packet.tuple);
@@ -163,25 +158,25 @@ fn request(
             (request.slot, request.choice) = (slot, Choice::Retry);
         }
     }
-    if request.slot == schedule::NONE { Err(NotCreated::Reject) } else { Ok(()) }
+    if request.slot == schedule::NONE { Err(Refusal::Reject) } else { Ok(()) }
 }
 
 /// Writes the service of the packet into `SCRATCH`, if a flow may begin, and takes the tokens of the service's limits.
 /// (A separate stack frame, which is freed before the program chooses a backend and creates the flow.)
 #[inline(never)]
-fn request_service(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<(), NotCreated> {
+fn request_service(context: &HookContext, packet: &Packet, only_routed: bool) -> Result<(), Refusal> {
     let service = service::lookup(&packet.tuple)?;
     admit::first_packet(context, packet, &service).allow(packet.tuple.protocol)?;
     let (service, internal) = settings::for_client(context, &packet.tuple.source, service);
     let admission = admit::packet(packet, &service);
     if admission.is_rejected() {
-        return Err(NotCreated::Reject);
+        return Err(Refusal::Reject);
     }
     admission.allow(packet.tuple.protocol)?;
-    limit::admits(packet, &service, only_routed)?;
+    limit::take_tokens(packet, &service, only_routed)?;
     let masquerade = service.masquerades(internal);
-    let direct = is_answered_directly(&service, internal);
+    let dsr = uses_dsr(&service, internal);
     *scratch()?.request() =
-        FlowRequest { service, masquerade, direct, slot: schedule::NONE, choice: Choice::None };
+        FlowRequest { service, masquerade, dsr, slot: schedule::NONE, choice: Choice::None };
     Ok(())
 }

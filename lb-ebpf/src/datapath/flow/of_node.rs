@@ -71,7 +71,7 @@ pub(crate) fn create(context: &HookContext, packet: &Packet, earlier: bool) -> R
     setup.to.source_port = setup.ports.random();
     setup.flags = flow_flags::AT_EGRESS;
     (setup.service, setup.active_flows_slot) = (0, 0);
-    match create::insert(context, earlier)? {
+    match create::insert_entries(context, earlier)? {
         Inserted::New | Inserted::Exists => Ok(()),
         Inserted::Full => Err(Outcome::ConntrackFull),
     }

@@ -223,7 +223,7 @@ fn target(context: &HookContext, packet: &Packet) -> Target {
     }
     let is_new = request(packet) && find_local_backend();
     match known {
-        Some(flow) if !is_new || !conntrack::is_new_connection(context, packet, flow) => Target::KnownFlow,
+        Some(flow) if !is_new || !conntrack::check_new_connection(context, packet, flow) => Target::KnownFlow,
         _ if is_new => Target::FirstPacket,
         _ => Target::None,
     }
@@ -243,7 +243,7 @@ fn request(packet: &Packet) -> bool {
             *scratch.request() = FlowRequest {
                 service,
                 masquerade: false,
-                direct: false,
+                dsr: false,
                 slot: schedule::NONE,
                 choice: Choice::Peer,
             };

@@ -60,7 +60,7 @@ pub(super) fn complete(skb: &Skb, packet: &mut Packet, hook: Hook) -> Result<(),
     if packet.fragment.part != Part::Later {
         return Ok(());
     }
-    match later(skb, packet, At::from(hook)) {
+    match handle_later(skb, packet, At::from(hook)) {
         Later::Translated => Ok(()),
         Later::Held => Err(Outcome::FragmentHeld),
         Later::Dropped => Err(Outcome::FragmentDropped),
@@ -71,10 +71,10 @@ pub(super) fn complete(skb: &Skb, packet: &mut Packet, hook: Hook) -> Result<(),
 /// As [`complete`], for a packet inside a tunnel; returns whether the packet has ports.
 #[inline(always)]
 pub(super) fn complete_inner(skb: &Skb, packet: &mut Packet) -> bool {
-    packet.fragment.part != Part::Later || matches!(later(skb, packet, At::Tunnel), Later::Translated)
+    packet.fragment.part != Part::Later || matches!(handle_later(skb, packet, At::Tunnel), Later::Translated)
 }
 
-/// The result of [`later`].
+/// The result of [`handle_later`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 enum Later {
@@ -94,7 +94,7 @@ enum Later {
 
 /// Handles a later fragment.
 #[inline(always)]
-fn later(skb: &Skb, packet: &mut Packet, at: At) -> Later {
+fn handle_later(skb: &Skb, packet: &mut Packet, at: At) -> Later {
     match fragment_later(skb.ctx.skb.skb, packet, at as u32) {
         1 => Later::Translated,
         2 => Later::Untouched,
@@ -104,7 +104,7 @@ fn later(skb: &Skb, packet: &mut Packet, at: At) -> Later {
     }
 }
 
-/// [`later`], as a global function: the verifier checks it once.
+/// [`handle_later`], as a global function: the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn fragment_later(raw: *mut __sk_buff, packet: *mut Packet, at: u32) -> u32 {
@@ -202,7 +202,7 @@ fn may_be_of_service(key: &FragmentKey) -> bool {
 /// first fragment again.
 #[inline(always)]
 pub(super) fn remember(skb: &mut Skb, packet: &Packet, hook: Hook) -> Result<(), Outcome> {
-    if packet.fragment.part != Part::First || first(skb, packet, At::from(hook), Becomes::Translated) {
+    if packet.fragment.part != Part::First || handle_first(skb, packet, At::from(hook), Becomes::Translated) {
         return Ok(());
     }
     Err(Outcome::RewriteFailed)
@@ -212,7 +212,7 @@ pub(super) fn remember(skb: &mut Skb, packet: &Packet, hook: Hook) -> Result<(),
 #[inline(always)]
 pub(super) fn remember_inner(skb: &mut Skb, packet: &Packet) {
     if packet.fragment.part == Part::First {
-        first(skb, packet, At::Tunnel, Becomes::Translated);
+        handle_first(skb, packet, At::Tunnel, Becomes::Translated);
     }
 }
 
@@ -225,16 +225,16 @@ pub(super) fn remember_outcome(skb: &mut Skb, packet: &Packet, hook: Hook, outco
         return outcome;
     }
     let Some(becomes) = becomes(outcome) else { return outcome };
-    if first(skb, packet, At::Ingress, becomes) { outcome } else { Outcome::RewriteFailed }
+    if handle_first(skb, packet, At::Ingress, becomes) { outcome } else { Outcome::RewriteFailed }
 }
 
 /// Handles a first fragment; returns false if the packet could not be restored.
 #[inline(always)]
-fn first(skb: &mut Skb, packet: &Packet, at: At, becomes: Becomes) -> bool {
+fn handle_first(skb: &mut Skb, packet: &Packet, at: At, becomes: Becomes) -> bool {
     fragment_first(skb.ctx.skb.skb, packet, at as u32, becomes as u32) != 0
 }
 
-/// [`first`], as a global function: the verifier checks it once.
+/// [`handle_first`], as a global function: the verifier checks it once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn fragment_first(raw: *mut __sk_buff, packet: *const Packet, at: u32, becomes: u32) -> u32 {

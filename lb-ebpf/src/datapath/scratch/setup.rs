@@ -18,8 +18,8 @@ pub(crate) struct FlowRequest {
     pub(crate) slot: u32,
     /// Whether an address of the node replaces the client's address where packets leave towards the backend.
     pub(crate) masquerade: bool,
-    /// Whether the backend is to answer the client directly.
-    pub(crate) direct: bool,
+    /// Whether a backend on another node is to answer the client directly (direct server return).
+    pub(crate) dsr: bool,
     /// Why this backend was chosen.
     pub(crate) choice: Choice,
 }

@@ -32,7 +32,7 @@ const ATTEMPTS: u32 = 4;
 /// Takes the tokens for a new connection. With `only_routed`, as for the XDP program, the function leaves a connection
 /// that needs tokens to tc, so that the connection takes them only once.
 #[inline(always)]
-pub(crate) fn admits(packet: &Packet, service: &Service, only_routed: bool) -> Result<(), Outcome> {
+pub(crate) fn take_tokens(packet: &Packet, service: &Service, only_routed: bool) -> Result<(), Outcome> {
     if !limit::applies(service, packet.tuple.protocol, packet.segment.is_syn()) {
         Ok(())
     } else if only_routed {

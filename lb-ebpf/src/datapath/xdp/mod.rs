@@ -118,8 +118,8 @@ fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -
         if flow.flags & flow_flags::ROUTED == 0 {
             return Err(Outcome::OtherHook);
         }
-        let bypasses_vip = || conntrack::bypasses_vip(packet, flow);
-        let is_new = || conntrack::is_new_connection(&xdp.context(), packet, flow);
+        let bypasses_vip = || conntrack::delete_if_bypassed(packet, flow);
+        let is_new = || conntrack::check_new_connection(&xdp.context(), packet, flow);
         match relation(flow, false, bypasses_vip, is_new) {
             Relation::Same => return Ok(forward_slow(xdp, packet)),
             Relation::New => {}

@@ -162,19 +162,19 @@ impl Memory for Table {
     }
 
     #[inline(always)]
-    fn wins_place(&self, slot: Element, _places: &Places, key: &Tuple, comes_first: bool) -> bool {
-        flow_wins_place(slot.index, key, u32::from(comes_first)) != 0
+    fn win_place(&self, slot: Element, _places: &Places, key: &Tuple, comes_first: bool) -> bool {
+        flow_win_place(slot.index, key, u32::from(comes_first)) != 0
     }
 }
 
-/// [`flow_table::wins_place`] for the slot with this index. (A global function: the verifier checks it once.)
+/// [`flow_table::win_place`] for the slot with this index. (A global function: the verifier checks it once.)
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn flow_wins_place(index: u32, key: *const Tuple, comes_first: u32) -> u32 {
+extern "C" fn flow_win_place(index: u32, key: *const Tuple, comes_first: u32) -> u32 {
     // SAFETY: the verifier accepts only callers whose pointer leads to an initialised `Tuple`, or is null.
     let (Some(key), Some(table)) = (unsafe { key.as_ref() }, Table::get()) else { return 0 };
     let Some(slot) = table.slot(index) else { return 0 };
-    u32::from(flow_table::wins_place(&table, slot, &table.places(key), key, comes_first != 0))
+    u32::from(flow_table::win_place(&table, slot, &table.places(key), key, comes_first != 0))
 }
 
 #[inline(always)]
