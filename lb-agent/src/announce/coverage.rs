@@ -5,11 +5,11 @@ use std::{convert::Infallible, future, sync::Arc};
 use anyhow::Context as _;
 use lb_core::announce::{
     advertisement::Advertised,
-    coverage::{Protocols, Uncovered, uncovered},
+    coverage::{Protocols, Unannounced, Uncovered, unannounced, uncovered},
 };
 use tokio::sync::watch;
 
-use super::HolderMap;
+use super::{AnnouncementReport, HolderMap};
 use crate::{daemon::state::State, log_few::warn_new, metrics::Metrics};
 
 /// The task that reports addresses which no advertisement covers, as conditions and as a metric.
@@ -31,11 +31,11 @@ impl Coverage {
     pub async fn run(mut self, (state, metrics): (Arc<State>, Arc<Metrics>)) -> anyhow::Result<Infallible> {
         let mut conditions: Vec<String> = Vec::new();
         loop {
-            let found = self.find();
+            let (found, unannounced) = self.find();
             metrics.set_uncovered(found.iter().map(|pool| pool.addresses.len()).sum());
             let now: Vec<String> = found.iter().map(ToString::to_string).collect();
             warn_new(&mut conditions, &now);
-            state.set_coverage_conditions(now);
+            state.set_coverage(now, unannounced.iter().map(AnnouncementReport::unannounced).collect());
             let Self { layer_2, bgp, holders } = &mut self;
             let changed = tokio::select! {
                 changed = changed(layer_2) => changed,
@@ -46,12 +46,13 @@ impl Coverage {
         }
     }
 
-    fn find(&mut self) -> Vec<Uncovered> {
+    fn find(&mut self) -> (Vec<Uncovered>, Vec<Unannounced>) {
         let Self { layer_2, bgp, holders } = self;
         let layer_2 = layer_2.as_mut().map(watch::Receiver::borrow_and_update);
         let bgp = bgp.as_mut().map(watch::Receiver::borrow_and_update);
         let protocols = Protocols { layer_2: layer_2.as_deref(), bgp: bgp.as_deref() };
-        uncovered(protocols, &holders.borrow_and_update())
+        let holders = holders.borrow_and_update();
+        (uncovered(protocols, &holders), unannounced(protocols, &holders))
     }
 }
 

@@ -4,7 +4,7 @@ use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use lb_common::{Announcement, Heard};
-use lb_core::announce::{bgp::AnnouncedAddress, election::Candidacy, lease::Nanos};
+use lb_core::announce::{bgp::AnnouncedAddress, coverage::Unannounced, election::Candidacy, lease::Nanos};
 use serde::{Deserialize, Serialize};
 
 use super::{devices::Wire, frames, held::Held};
@@ -18,6 +18,8 @@ pub enum AnnouncedBy {
     Layer2,
     /// BGP: each node that serves the address offers a route to it.
     Bgp,
+    /// No protocol: no advertisement covers the address.
+    Nothing,
 }
 
 impl fmt::Display for AnnouncedBy {
@@ -25,6 +27,7 @@ impl fmt::Display for AnnouncedBy {
         formatter.write_str(match self {
             Self::Layer2 => "layer2",
             Self::Bgp => "bgp",
+            Self::Nothing => "nothing",
         })
     }
 }
@@ -36,7 +39,7 @@ impl fmt::Display for AnnouncedBy {
 pub struct AnnouncementReport {
     /// The address.
     pub address: IpAddr,
-    /// Name of the address pool that contains the address.
+    /// Name of the address pool that contains the address; empty if none does.
     pub pool: String,
     /// `namespace/name` of the Services that have the address.
     pub services: Vec<String>,
@@ -85,6 +88,7 @@ pub(crate) fn means(by: AnnouncedBy, advertisements: &[String]) -> String {
     let protocol = match by {
         AnnouncedBy::Layer2 => "at layer 2",
         AnnouncedBy::Bgp => "by BGP",
+        AnnouncedBy::Nothing => "by nothing",
     };
     // Older agents do not report advertisements.
     if advertisements.is_empty() {
@@ -95,6 +99,25 @@ pub(crate) fn means(by: AnnouncedBy, advertisements: &[String]) -> String {
 }
 
 impl AnnouncementReport {
+    /// The report on an address that no advertisement covers.
+    pub(super) fn unannounced(Unannounced { address, pool, services }: &Unannounced) -> Self {
+        Self {
+            address: *address,
+            pool: pool.as_deref().unwrap_or_default().to_owned(),
+            services: services.iter().map(ToString::to_string).collect(),
+            by: AnnouncedBy::Nothing,
+            advertisements: Vec::new(),
+            node: None,
+            here: false,
+            interfaces: Vec::new(),
+            since: None,
+            expires_in_ms: None,
+            answers: 0,
+            conflicts: 0,
+            conflict_mac: None,
+        }
+    }
+
     /// The report on an address that the node `this` announces by BGP, or would announce if the table of the BGP daemon
     /// had a route to it. `age` says how long the table has had such a route; `None` if it has none.
     pub(super) fn by_bgp(

@@ -32,9 +32,11 @@ pub fn announce(paths: &KernelPaths, command: &AnnounceCommand) -> anyhow::Resul
             let report = report.context(
                 "no agent runs: the programs answer for addresses until their deadlines; see `lb-agent status`",
             )?;
+            let mut all = [report.announcements, report.unannounced].concat();
+            all.sort_by_key(|it| (it.address, it.by));
             match output {
-                TableOrJson::Json => print_json(&report.announcements),
-                TableOrJson::Table => print_table(&list(&report.announcements)),
+                TableOrJson::Json => print_json(&all),
+                TableOrJson::Table => print_table(&list(&all)),
             }
         }
         AnnounceCommand::Routes { output } => {
@@ -85,7 +87,7 @@ fn routes(routes: &[RouteReport]) -> anyhow::Result<()> {
     print_table(&table)
 }
 
-/// The table of `announce list`. For BGP, the columns that apply only to layer 2 show [`NOTHING`].
+/// The table of `announce list`. Without layer 2, the columns that apply only to layer 2 show [`NOTHING`].
 fn list(announcements: &[AnnouncementReport]) -> Table {
     let mut table = table(&[
         "ADDRESS",
@@ -110,10 +112,10 @@ fn list(announcements: &[AnnouncementReport]) -> Table {
         };
         table.add_row([
             it.address.to_string(),
-            it.pool.clone(),
+            or_nothing(Some(it.pool.clone()).filter(|pool| !pool.is_empty())),
             it.services.join(" "),
             it.by.to_string(),
-            it.advertisements.join(" "),
+            or_nothing(Some(it.advertisements.join(" ")).filter(|names| !names.is_empty())),
             or_nothing(it.node.clone()),
             if it.here { "yes" } else { "no" }.to_owned(),
             or_nothing(at_layer_2.then(|| it.interfaces.join(" "))),
@@ -159,11 +161,22 @@ mod tests {
             answers: 0,
             ..layer_2.clone()
         };
+        let nothing = AnnouncementReport {
+            address: "203.0.113.9".parse().unwrap(),
+            pool: String::new(),
+            by: AnnouncedBy::Nothing,
+            advertisements: Vec::new(),
+            node: None,
+            interfaces: Vec::new(),
+            answers: 0,
+            ..layer_2.clone()
+        };
         let expected = "
-ADDRESS      POOL        SERVICES     BY      ADVERTISEMENTS  NODE  HERE  INTERFACES  SINCE                 EXPIRES  ANSWERS  CONFLICTS
-203.0.113.1  production  default/web  layer2  m/all m/one     n2    no    eth0        -                     -        3        0
-203.0.113.1  production  default/web  bgp     m/routes        n1    yes   -           1970-01-01T00:00:00Z  -        -        -
+ADDRESS      POOL        SERVICES     BY       ADVERTISEMENTS  NODE  HERE  INTERFACES  SINCE                 EXPIRES  ANSWERS  CONFLICTS
+203.0.113.1  production  default/web  layer2   m/all m/one     n2    no    eth0        -                     -        3        0
+203.0.113.1  production  default/web  bgp      m/routes        n1    yes   -           1970-01-01T00:00:00Z  -        -        -
+203.0.113.9  -           default/web  nothing  -               -     no    -           -                     -        -        -
 ";
-        assert_eq!(super::super::output::render(&list(&[layer_2, bgp])), expected.trim_start());
+        assert_eq!(super::super::output::render(&list(&[layer_2, bgp, nothing])), expected.trim_start());
     }
 }

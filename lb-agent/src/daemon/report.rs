@@ -71,6 +71,9 @@ pub struct Report {
     /// Older agents do not report them.
     #[serde(default)]
     pub announcements: Vec<AnnouncementReport>,
+    /// Load balancers' addresses that no advertisement covers. Older agents do not report them.
+    #[serde(default)]
+    pub unannounced: Vec<AnnouncementReport>,
     /// What is announced by BGP; `None` without `--announce-table`. Older agents do not report it.
     #[serde(default)]
     pub bgp: Option<BgpReport>,

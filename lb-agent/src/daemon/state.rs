@@ -69,6 +69,7 @@ struct Inner {
     bgp_conditions: Vec<String>,
     bound_conditions: Vec<String>,
     coverage_conditions: Vec<String>,
+    unannounced: Vec<AnnouncementReport>,
 }
 
 impl Inner {
@@ -201,9 +202,10 @@ impl State {
         self.lock().bound_conditions = conditions;
     }
 
-    /// Replaces the conditions about addresses that no advertisement covers.
-    pub(crate) fn set_coverage_conditions(&self, conditions: Vec<String>) {
-        self.lock().coverage_conditions = conditions;
+    /// Replaces the conditions about addresses that no advertisement covers, and the reports on these addresses.
+    pub(crate) fn set_coverage(&self, conditions: Vec<String>, unannounced: Vec<AnnouncementReport>) {
+        let mut inner = self.lock();
+        (inner.coverage_conditions, inner.unannounced) = (conditions, unannounced);
     }
 
     /// Replaces the report on BGP, the reports on the addresses that this node announces by BGP, and the conditions
@@ -280,6 +282,7 @@ impl State {
             devices: inner.devices.clone(),
             node: inner.node.clone(),
             announcements: inner.all_announcements(),
+            unannounced: inner.unannounced.clone(),
             bgp: inner.bgp.clone(),
             shortages: inner.shortages.report(Instant::now()),
             load_balancers: inner.load_balancers.clone(),

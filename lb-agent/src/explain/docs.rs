@@ -126,7 +126,7 @@ const fn section(step: &TraceStep) -> Section {
         TraceStep::BeginsAtIngress => Section::CatchDevice,
         TraceStep::NoRoute => Section::NextHops,
         TraceStep::BypassesStack { .. } => Section::Direct,
-        TraceStep::Announced { by: AnnouncedBy::Layer2, .. } => Section::Layer2,
+        TraceStep::Announced { by: AnnouncedBy::Layer2 | AnnouncedBy::Nothing, .. } => Section::Layer2,
         TraceStep::Announced { by: AnnouncedBy::Bgp, .. } => Section::Bgp,
     }
 }

@@ -67,7 +67,9 @@ fn announced(step: &TraceStep) -> String {
         }
         TraceStep::Announced { address, node, here, since, by, advertisements } => {
             let effect = match (node, by) {
-                (None, _) => "so other machines do not find the address by it",
+                (None, _) | (Some(_), AnnouncedBy::Nothing) => {
+                    "so other machines do not find the address by it"
+                }
                 (Some(_), AnnouncedBy::Layer2) => "so packets from other machines go there",
                 (Some(_), AnnouncedBy::Bgp) => "so routers may send packets there",
             };

@@ -54,6 +54,38 @@ pub fn uncovered(protocols: Protocols<'_>, holders: &BTreeMap<ObjectName, Holder
     pools.into_iter().map(|(pool, addresses)| Uncovered { pool, addresses, missing }).collect()
 }
 
+/// A load balancer's address that no advertisement covers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unannounced {
+    /// The address.
+    pub address: IpAddr,
+    /// Name of the pool that contains the address; `None` if the agent knows no such pool.
+    pub pool: Option<Arc<str>>,
+    /// The Services that have the address.
+    pub services: BTreeSet<ObjectName>,
+}
+
+/// The load balancers' addresses that no advertisement covers, in ascending order. Unlike [`uncovered`], this includes
+/// addresses in no pool, and all addresses if there are no advertisements.
+pub fn unannounced(protocols: Protocols<'_>, holders: &BTreeMap<ObjectName, Holder>) -> Vec<Unannounced> {
+    let known = protocols.known();
+    let mut services: BTreeMap<IpAddr, BTreeSet<ObjectName>> = BTreeMap::new();
+    for (service, holder) in holders {
+        for address in &holder.addresses {
+            services.entry(*address).or_default().insert(service.clone());
+        }
+    }
+    let found = services.into_iter().filter_map(|(address, services)| {
+        let mut pools = known.iter().filter_map(|it| Some((it, it.advertised.index_of(address)?)));
+        if pools.clone().any(|(it, index)| it.is_covered[index]) {
+            return None;
+        }
+        let pool = pools.next().map(|(it, index)| Arc::clone(&it.advertised.pools[index].name));
+        Some(Unannounced { address, pool, services })
+    });
+    found.collect()
+}
+
 /// The pools and advertisements of one protocol, as this agent has read them.
 struct Known<'a> {
     advertised: &'a Advertised,

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{
     advertisement::{Advertised, Advertisement, labels_of},
     bgp::BgpAdvertisement,
-    coverage::{Protocols, uncovered},
+    coverage::{Protocols, unannounced, uncovered},
     election::{Candidacy, Candidate, Interfaces, candidacies},
     holders::Holder,
     schedule::due,
@@ -238,7 +238,17 @@ fn address_in_a_pool_without_advertisement_is_named_once_there_is_an_advertiseme
         let found = uncovered(Protocols { layer_2, bgp }, &services);
         found.iter().map(ToString::to_string).collect()
     };
+    let without = |layer_2: Option<&Advertised>| -> Vec<(String, Option<String>)> {
+        let found = unannounced(Protocols { layer_2, bgp: None }, &services);
+        found.iter().map(|it| (it.address.to_string(), it.pool.as_deref().map(str::to_owned))).collect()
+    };
     let (none, all) = (advertised(&[]), advertised(&[json!({})]));
+    let row = |address: &str, pool: Option<&str>| (address.to_owned(), pool.map(str::to_owned));
+    let elsewhere = row("198.51.100.1", None);
+    let in_pools = [row("192.0.2.1", Some("one")), elsewhere.clone(), row("2001:db8::1", Some("two"))];
+    assert_eq!(without(Some(&none)), in_pools);
+    assert_eq!(without(Some(&all)), [elsewhere]);
+    assert_eq!(without(None).iter().filter(|(_, pool)| pool.is_none()).count(), 3);
     let (one, two) = (
         advertised(&[json!({"ipAddressPools": ["one"]})]),
         advertised(&[json!({"ipAddressPools": ["two"]})]),
