@@ -85,16 +85,20 @@ pub(crate) fn run() -> anyhow::Result<()> {
         install_linker()?;
     }
     let fetch_axe = !ebpf_build::cache_dir().join(AXE).is_dir();
-    if fetch_axe {
-        install_axe()?;
-    }
+    let axe = if fetch_axe { install_axe() } else { Ok(()) };
     let toolchain = ebpf_build::Toolchain::find().context("the BPF toolchain is still incomplete")?;
 
     let compiler = &toolchain.compiler;
     eprintln!("setup: BPF compiler: {} {}", compiler.rustc.display(), compiler.version);
     eprintln!("setup: BPF linker: {}", toolchain.linker.display());
-    if fetch_axe {
-        eprintln!("setup: downloaded {AXE}");
+    match axe {
+        Ok(()) if fetch_axe => eprintln!("setup: downloaded {AXE}"),
+        Ok(()) => {}
+        Err(error) => {
+            eprintln!(
+                "setup: {error:#}: the accessibility test of the web pages will fail, nothing else needs it"
+            );
+        }
     }
     match (packages.is_empty(), build_linker) {
         (true, false) if fetch_axe => {}

@@ -158,9 +158,8 @@ settings! {
         /// them (`single`) [default: availability]
         "announce-prefer" "LB_AGENT_ANNOUNCE_PREFER" "announcePrefer"
         announce_prefer: Option<AnnouncePrefer> | Option<AnnouncePrefer>, (value_name = "WHAT");
-        /// With --manifests: routing table in which the agent keeps a route to each load balancer's address that a
-        /// BGPAdvertisement announces from this node, for a BGP daemon on the node [default: none: nothing is announced
-        /// by BGP]
+        /// Routing table in which the agent keeps a route to each load balancer's address that a BGPAdvertisement
+        /// announces from this node, for a BGP daemon on the node [default: none: nothing is announced by BGP]
         "announce-table" "LB_AGENT_ANNOUNCE_TABLE" "announceTable"
         announce_table: Option<u32> | Option<u32>, (value_name = "NUMBER");
         /// Configuration file of BIRD 2, which the agent writes from BGPPeers and BGPAdvertisements [default: none]

@@ -239,8 +239,10 @@ pub struct NodeReport {
     /// How the agent recognises internal clients: kube-proxy's name of the mode, or `none`.
     pub detect_local: String,
     /// Networks whose clients are internal.
+    #[serde(default, alias = "insideNetworks")]
     pub internal_networks: Vec<String>,
     /// Interfaces through which packets of internal clients enter.
+    #[serde(default, alias = "insideDevices")]
     pub internal_devices: Vec<String>,
     /// Ranges of cluster IPs.
     pub service_ranges: Vec<String>,
