@@ -20,6 +20,7 @@ use crate::{
     connection_rules::{RulesChange, RulesOfServices},
     convert::SLOW_START,
     desired::{self, Port},
+    earlier_flows::EarlierFlows,
     family::{Families, Family},
     health_checks::{HealthCheck, HealthChecks, NoLocalEndpoints},
     ids::Ids,
@@ -641,10 +642,12 @@ impl Reconciler {
         }
     }
 
-    /// Takes over the assignment of flow counters to endpoints from an earlier run. Must be called before the first
-    /// plan.
-    pub fn adopt_counters(&mut self, counters: impl IntoIterator<Item = (u32, ServiceEndpoint)>) {
-        counters.into_iter().for_each(|(counter, counted)| self.counters.adopt(counter, counted));
+    /// Takes over the assignment of flow counters to endpoints from an earlier run, and gives no new service port an id
+    /// that a flow carries. Must be called before the first plan.
+    pub fn adopt_flows(&mut self, flows: EarlierFlows) {
+        let EarlierFlows { active_flows_slots, highest_service } = flows;
+        active_flows_slots.into_iter().for_each(|(counter, counted)| self.counters.adopt(counter, counted));
+        self.ids.skip(highest_service);
     }
 
     /// Frees the flow counters that neither a backend nor a flow has used at this call and at the previous one;

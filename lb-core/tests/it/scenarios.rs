@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use lb_common::{Address, ConnectionLimits, ConnectionRate, NAME_SIZE, Scheduler, SourceRangeKey};
 use lb_core::{
     capacity::Capacity,
+    earlier_flows::EarlierFlows,
     family::Families,
     model::{
         Change, Endpoint, EndpointPort, EndpointSlice, External, Member, NodeAddresses, ObjectName, Policy,
@@ -561,16 +562,35 @@ fn failed_plan_releases_its_slots_and_is_retried() {
     node.settle();
 }
 
+/// The id in the record of the only frontend.
+fn only_id(node: &Node) -> u32 {
+    let ids: Vec<u32> = node.kernel.maps.frontends.values().map(|record| record.id).collect();
+    let [id] = ids[..] else { panic!("{ids:?}") };
+    id
+}
+
 #[test]
 fn new_service_never_reuses_the_id_of_a_deleted_one() {
     let mut node = node(100, vec![service("a", 1)]);
-    let id_of = |node: &Node| node.kernel.maps.frontends.values().map(|record| record.id).next();
-    let first = id_of(&node);
+    let first = only_id(&node);
     node.reconciler.handle(vec![Change::Service(name("a"), None)]);
     node.settle();
     node.reconciler.handle(vec![service("b", 1)]);
     node.settle();
-    assert_ne!(id_of(&node), first);
+    assert_ne!(only_id(&node), first);
+}
+
+#[test]
+fn new_service_after_a_restart_never_reuses_the_id_of_a_flow() {
+    let mut node = node(100, vec![service("a", 1)]);
+    let first = only_id(&node);
+    node.reconciler.handle(vec![Change::Service(name("a"), None)]);
+    node.settle();
+    node.restart();
+    node.reconciler.adopt_flows(EarlierFlows { highest_service: first, ..EarlierFlows::default() });
+    node.reconciler.handle(vec![service("b", 1)]);
+    node.settle();
+    assert_ne!(only_id(&node), first);
 }
 
 #[test]
