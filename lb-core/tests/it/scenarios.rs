@@ -381,6 +381,31 @@ fn service_that_does_not_fit_keeps_its_backends_until_slots_are_free() {
 }
 
 #[test]
+fn service_that_does_not_fit_takes_no_frontend_from_another() {
+    let shared = vec![[198, 51, 100, 1].into()];
+    let with = |change: Change, external: External| {
+        let Change::Service(of, Some(service)) = change else { unreachable!() };
+        Change::Service(of, Some(Service { external, ..service }))
+    };
+    let has = External { ips: shared.clone(), ..External::default() };
+    let mut node = node(3, vec![with(service("a", 1), has), slice("a", &[1])]);
+    let maps = node.kernel.maps.clone();
+    // The address of a load balancer has precedence over an equal external IP.
+    let takes = External { load_balancer_ips: shared, ..External::default() };
+    node.reconciler.handle(vec![with(service("b", 2), takes), slice("b", &[2, 3, 4])]);
+    let plan = node.sync();
+    let full = Condition::ArenaFull { service: name("b"), wanted: 3, free: 2, slots: 3 };
+    assert_eq!((plan.steps, plan.problems), (Vec::new(), vec![full]));
+    node.settle();
+    assert_eq!(node.kernel.maps, maps);
+    node.reconciler.handle(vec![slice("b", &[2, 3])]);
+    let plan = node.sync();
+    assert!(!kinds(&plan).contains(&"delete frontend"), "the frontend passes on in one update");
+    assert!(node.kernel.dump().contains("b/TCP LoadBalancer 198.51.100.1:80"), "{}", node.kernel.dump());
+    node.settle();
+}
+
+#[test]
 fn service_that_does_not_fit_keeps_its_addresses_when_the_agent_restarts() {
     let mut node = node(4, vec![service("a", 1), service("b", 2), slice("a", &[1, 2]), slice("b", &[3])]);
     let maps = node.kernel.maps.clone();
