@@ -61,8 +61,8 @@ pub struct LoadBalancers {
     changes: u64,
     /// Whether Services lose addresses that the pools no longer allow.
     reassign: bool,
-    /// Whether the caller could read every pool.
-    knows_all_pools: bool,
+    /// Whether the caller lets Services lose these addresses now.
+    may_reassign: bool,
     /// Whether all pools of the last [`set_pools`](Self::set_pools) are used.
     all_pools_used: bool,
 }
