@@ -99,7 +99,7 @@ pub enum Outcome {
     /// MTU.
     TooBig = 30,
     /// Dropped: a packet of a routed or tunnelled flow without a route to its destination; a later fragment that is too
-    /// large for the tunnel; or an ICMP error that should go through a tunnel, but whose TTL or hop limit is used up.
+    /// large for the tunnel; or an ICMP error about such a packet, whose TTL or hop limit is used up.
     NoRoute = 31,
     /// First packet of a tunnelled flow (direct server return): a backend on another node was chosen, and the packet
     /// was sent there in a tunnel.

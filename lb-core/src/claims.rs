@@ -14,7 +14,7 @@ use crate::{
 
 /// All claims of frontends by service ports. The service port whose claim is of the strongest kind owns a frontend; if
 /// several claims are of that kind, the service port with the smallest name. So the owner does not depend on the order
-/// of events.
+/// of events, unless a map is full: a Service that waits for room claims only the frontends that it already has.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Claims {
     claims: BTreeSet<Claim>,
@@ -39,7 +39,22 @@ const fn strength(kind: FrontendKind) -> Strength {
 impl Claims {
     /// Replaces the claims of a Service; returns other Services that may have gained or lost a frontend.
     pub(crate) fn set(&mut self, service: &ObjectName, ports: &[Port]) -> BTreeSet<ObjectName> {
-        let after = of_ports(ports);
+        self.replace(service, of_ports(ports))
+    }
+
+    /// Drops the claims of a Service, except those of frontends for which `stays` returns true; returns other Services
+    /// that may have gained a frontend.
+    pub(crate) fn retain(
+        &mut self,
+        service: &ObjectName,
+        stays: impl Fn(&ServiceKey) -> bool,
+    ) -> BTreeSet<ObjectName> {
+        let claims = self.by_service.get(service).map_or(&[][..], |claims| claims);
+        let left = claims.iter().filter(|(key, ..)| stays(key)).cloned().collect();
+        self.replace(service, left)
+    }
+
+    fn replace(&mut self, service: &ObjectName, after: Vec<Claim>) -> BTreeSet<ObjectName> {
         let before = self.by_service.remove(service).unwrap_or_default();
         let gone: Vec<&Claim> = before.iter().filter(|claim| after.binary_search(claim).is_err()).collect();
         let new: Vec<&Claim> = after.iter().filter(|claim| before.binary_search(claim).is_err()).collect();

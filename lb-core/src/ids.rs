@@ -5,11 +5,11 @@ use std::{collections::BTreeMap, sync::Arc};
 use crate::model::{ObjectName, Protocol, ServicePortName};
 
 /// One id for each service port. Ids ascend and start again at 1 only after `u32::MAX`, so that map entries which still
-/// carry the id of a deleted service port do not match a new service port. After a restart of the agent, such entries
-/// may match a new one, because the agent then continues after the highest id that still has a name. The agent counts
-/// flows with such an id for the new service port, and ends them by the timeouts of that port, if it has any. The
-/// programs choose no backend by a flow's id. An `AFFINITY` entry with such an id applies only if its backend is also a
-/// backend of the new service port.
+/// carry the id of a deleted service port do not match a new service port. After a restart, the agent continues after
+/// the highest id that has a name ([`Self::adopt`]), or that a flow or a socket carries ([`Self::skip`]): else it would
+/// count that flow for the new service port, and end it by the timeouts of that port. Entries of `AFFINITY` and
+/// `LIMIT_BUCKETS` do not count. An `AFFINITY` entry with the id of a new service port applies only if its backend is
+/// also a backend of that port, and a bucket soon fills again.
 #[derive(Clone, Debug)]
 pub(crate) struct Ids {
     by_name: BTreeMap<ServicePortName, u32>,
@@ -29,8 +29,13 @@ impl Ids {
         }
         self.by_name.insert(name.clone(), id);
         self.names.insert(id, name.clone());
-        self.next = self.next.max(id.checked_add(1).unwrap_or(1));
+        self.skip(id);
         true
+    }
+
+    /// Continues after this id of an earlier run, if not after a higher one already.
+    pub(crate) fn skip(&mut self, id: u32) {
+        self.next = self.next.max(id.checked_add(1).unwrap_or(1));
     }
 
     pub(crate) fn contains(&self, id: u32) -> bool {

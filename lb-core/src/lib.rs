@@ -22,6 +22,7 @@ pub mod connection_rules;
 pub mod convert;
 pub mod desired;
 pub mod dns;
+pub mod earlier_flows;
 pub mod endpoint_key;
 pub mod environment;
 pub mod family;

@@ -22,6 +22,7 @@ use crate::{
     claims::Claims,
     connection_rules::{RulesChange, RulesOfServices},
     desired::{self, Port},
+    earlier_flows::EarlierFlows,
     family::{Families, Family},
     health_checks::{HealthCheck, HealthChecks, NoLocalEndpoints},
     ids::Ids,
@@ -118,6 +119,9 @@ struct InFlight {
     steps: usize,
     services: Vec<ObjectName>,
 }
+
+/// A Service to plan, with its ports as in [`Reconciler::due`].
+type Due = (ObjectName, Option<Vec<Port>>);
 
 /// The name under which `Reconciler::vips` has the node's own addresses; no Service can have it.
 fn no_service() -> ObjectName {
@@ -354,19 +358,19 @@ impl Reconciler {
         let mut stuck = Vec::new();
         let contents = self.mirror.contents();
         let mut left = Remaining::new(self.capacity, contents, self.vips.size_after_changes(&contents.vips));
-        let mut heirs = Vec::new();
-        while let Some((service, ports)) = self.next_due(&mut heirs, planned.len() < services) {
+        let mut held_back = Vec::new();
+        while let Some((service, ports)) = self.next_due(&mut held_back, planned.len() < services) {
             let ports = ports.unwrap_or_else(|| self.ports(&service));
             self.note_annotations(&service);
-            if self.partial {
-                heirs.extend(self.heirs(&service));
-            }
             match self.plan_service(&service, ports, &mut left, &mut draft) {
                 Some(keys) => {
                     given_up.extend(self.frontends_of(&service));
                     wanted.extend(keys);
                 }
-                None => stuck.push(service.clone()),
+                None => {
+                    self.claim_only_present(&service, &held_back);
+                    stuck.push(service.clone());
+                }
             }
             draft.problems.extend(self.problems.get(&service).into_iter().flatten().cloned());
             planned.push(service);
@@ -405,25 +409,39 @@ impl Reconciler {
         self.due.len()
     }
 
-    /// The next Service to plan: one of `heirs`, else any that is due if the plan has room for it (`is_room`).
-    fn next_due(
-        &mut self,
-        heirs: &mut Vec<ObjectName>,
-        is_room: bool,
-    ) -> Option<(ObjectName, Option<Vec<Port>>)> {
-        while let Some(heir) = heirs.pop() {
-            if let Some(due) = self.due.remove_entry(&heir) {
-                return Some(due);
-            }
+    /// The next Service to plan: any that is due if the plan has room for it (`is_room`), but first those that take over
+    /// its frontends. So it is known whether these fit, and one plan moves each frontend to its owner in one step.
+    /// `held_back` has the Services for which others come first.
+    fn next_due(&mut self, held_back: &mut Vec<Due>, is_room: bool) -> Option<Due> {
+        if held_back.is_empty() && is_room {
+            held_back.extend(self.due.pop_first());
         }
-        if is_room { self.due.pop_first() } else { None }
+        loop {
+            let (service, _) = held_back.last()?;
+            let heirs = self.heirs(service);
+            let mut due = heirs.iter().filter_map(|heir| self.due.remove_entry(heir)).peekable();
+            if due.peek().is_none() {
+                return held_back.pop();
+            }
+            held_back.extend(due);
+        }
     }
 
-    /// The other Services that now own frontends which the maps still have for this Service. If they are due, they
-    /// belong in the same plan, which then moves each frontend to its owner in one step.
+    /// The other Services that now own frontends which the maps still have for this Service.
     fn heirs(&self, service: &ObjectName) -> Vec<ObjectName> {
         let owners = self.frontends_of(service).filter_map(|key| self.claims.owner(key));
         owners.map(|owner| &owner.service).filter(|owner| *owner != service).cloned().collect()
+    }
+
+    /// Lets a Service that does not fit claim only the frontends that it has in the maps, until it is dirty again: it
+    /// must not take others from the Services that have them. Those that this plan covered before, and neither it nor a
+    /// later part will cover, become dirty.
+    fn claim_only_present(&mut self, service: &ObjectName, held_back: &[Due]) {
+        let is_valid = |key: &ServiceKey| !self.distrusted.contains(key);
+        let present: BTreeSet<ServiceKey> = self.frontends_of(service).filter(is_valid).collect();
+        let mut others = self.claims.retain(service, |key| present.contains(key));
+        others.retain(|other| !self.due.contains_key(other) && held_back.iter().all(|(it, _)| it != other));
+        others.into_iter().for_each(|other| self.store.mark_dirty(other));
     }
 
     /// The Services that have some of the `changed` frontends in the maps, but that neither this plan nor a later part
@@ -587,10 +605,12 @@ impl Reconciler {
         }
     }
 
-    /// Takes over the assignment of flow counters to endpoints from an earlier run. Must be called before the first
-    /// plan.
-    pub fn adopt_counters(&mut self, counters: impl IntoIterator<Item = (u32, ServiceEndpoint)>) {
-        counters.into_iter().for_each(|(counter, counted)| self.counters.adopt(counter, counted));
+    /// Takes over the assignment of flow counters to endpoints from an earlier run, and gives no new service port an id
+    /// that a flow carries. Must be called before the first plan.
+    pub fn adopt_flows(&mut self, flows: EarlierFlows) {
+        let EarlierFlows { active_flows_slots, highest_service } = flows;
+        active_flows_slots.into_iter().for_each(|(counter, counted)| self.counters.adopt(counter, counted));
+        self.ids.skip(highest_service);
     }
 
     /// Frees the flow counters that neither a backend nor a flow has used at this call and at the previous one;
@@ -683,6 +703,11 @@ impl Reconciler {
         self.problems.values().flatten()
     }
 
+    /// Whether the Service keeps its present state because a map is full, as of the last [`Self::plan`].
+    fn waits(&self, service: &ObjectName) -> bool {
+        self.problems.get(service).into_iter().flatten().any(|problem| problem.waits_for().is_some())
+    }
+
     /// Adds the dirty Services to those that are due, and also the Services that may gain or lose a frontend because of
     /// the dirty ones.
     fn update_due(&mut self) {
@@ -690,7 +715,7 @@ impl Reconciler {
         dirty.retain(|service| self.admit_to_plan(service));
         let are_few = dirty.len() <= FEW;
         let mut concerned = BTreeSet::new();
-        for service in dirty {
+        while let Some(service) = dirty.pop_first() {
             let slices = self.endpoint_slices(&service);
             self.set_targets(&service, &slices);
             self.set_warming(&service, &slices);
@@ -698,8 +723,12 @@ impl Reconciler {
             let known = self.store.service(&service);
             self.holders.set(&service, known, &slices);
             self.health_checks.set(&service, known, slices.iter(), &ports, &self.node);
-            concerned.append(&mut self.claims.set(&service, &ports));
+            let mut others = self.claims.set(&service, &ports);
             self.due.insert(service, are_few.then_some(ports));
+            others.retain(|other| !self.due.contains_key(other));
+            // Those that wait for room claim less than they want (`claim_only_present`).
+            dirty.extend(others.extract_if(.., |other| self.waits(other)));
+            concerned.append(&mut others);
         }
         concerned.retain(|service| !self.due.contains_key(service));
         for service in concerned {

@@ -26,7 +26,7 @@ pub struct Members {
 pub enum Who {
     /// UDP address of each member, this node included, by node name. All of them vote.
     Configured(BTreeMap<Arc<str>, SocketAddr>),
-    /// The Nodes of the cluster; each receives messages at this UDP port of its address.
+    /// The Nodes of the cluster; each receives messages at this UDP port of its addresses.
     Nodes(u16),
 }
 

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use futures_util::future::select_all;
 use lb_core::{
     announce::{
         advertisement::labels_of,
@@ -38,18 +39,20 @@ pub(super) struct Peers {
     key: Key,
     /// UDP port of all members if these are the Nodes of the cluster; `None` if they are configured.
     port: Option<u16>,
-    /// UDP address at which this member receives messages; `None` while the address of its Node is unknown.
-    own: Option<SocketAddr>,
-    /// The UDP socket bound to `own`; `None` until it is bound.
-    socket: Option<net::UdpSocket>,
-    others: BTreeMap<Arc<str>, SocketAddr>,
+    /// UDP addresses at which this member receives messages, at most one of each family; none while those of its Node
+    /// are unknown.
+    own: Vec<SocketAddr>,
+    /// The UDP sockets, by the address in `own` to which each is bound.
+    sockets: BTreeMap<SocketAddr, net::UdpSocket>,
+    /// UDP addresses of the other members. Nodes may list their families in different orders.
+    others: BTreeMap<Arc<str>, Vec<SocketAddr>>,
     leases: Leases,
-    /// Why the last attempt to bind the socket failed; `None` if it did not fail.
+    /// Why the last attempt to bind a socket failed; `None` if it did not fail.
     failure: Option<String>,
 }
 
 impl Peers {
-    /// Creates the state. Opens the UDP socket at once if the members are configured; else [`Self::tick`] opens it
+    /// Creates the state. Opens the UDP sockets at once if the members are configured; else [`Self::tick`] opens them
     /// later.
     pub(super) fn open(node: Arc<str>, members: Members) -> anyhow::Result<Self> {
         let Members { who, key, prefer } = members;
@@ -60,10 +63,10 @@ impl Peers {
         let voters = Voters { generation: 0, names: addresses.keys().cloned().collect() };
         let start = (Announcements::now(), incarnation()?);
         let leases = Leases::new(Arc::clone(&node), voters, prefer, Timing::DEFAULT, start);
-        let others = BTreeMap::new();
-        let mut peers = Self { node, key, port, own: None, socket: None, others, leases, failure: None };
+        let (own, sockets, others) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        let mut peers = Self { node, key, port, own, sockets, others, leases, failure: None };
         if port.is_none() {
-            peers.set_addresses(addresses);
+            peers.set_addresses(addresses.into_iter().map(|(name, address)| (name, vec![address])).collect());
             peers.bind()?;
         }
         Ok(peers)
@@ -91,10 +94,12 @@ impl Peers {
             let names = self.others.keys().chain([&self.node]);
             return names.map(|name| (Arc::clone(name), labels_of(name))).collect();
         };
-        let address = |(name, node): (&Arc<str>, &Member)| {
-            Some((Arc::clone(name), SocketAddr::new(node.address?, port)))
+        let addresses = |(name, node): (&Arc<str>, &Member)| {
+            let addresses = node.addresses.iter().map(|ip| SocketAddr::new(*ip, port));
+            (Arc::clone(name), addresses.collect())
         };
-        self.set_addresses(cluster.nodes.iter().filter_map(address).collect());
+        let with_address = cluster.nodes.iter().filter(|(_, node)| !node.addresses.is_empty());
+        self.set_addresses(with_address.map(addresses).collect());
         if let Some(voters) = &cluster.voters {
             self.leases.set_voters(voters.clone(), now);
         }
@@ -102,29 +107,29 @@ impl Peers {
         may_announce.map(|(name, node)| (Arc::clone(name), node.labels.clone())).collect()
     }
 
-    fn set_addresses(&mut self, mut addresses: BTreeMap<Arc<str>, SocketAddr>) {
-        let own = addresses.remove(&self.node);
-        if own != self.own {
-            (self.own, self.socket) = (own, None);
-        }
+    fn set_addresses(&mut self, mut addresses: BTreeMap<Arc<str>, Vec<SocketAddr>>) {
+        self.own = addresses.remove(&self.node).unwrap_or_default();
+        self.sockets.retain(|address, _| self.own.contains(address));
         self.leases.set_members(addresses.keys().cloned());
         self.others = addresses;
     }
 
-    /// Opens the UDP socket at the address of this node, unless it is open.
+    /// Opens the UDP sockets at the addresses of this node that are not open yet.
+    ///
+    /// # Errors
+    ///
+    /// No address has a socket.
     fn bind(&mut self) -> anyhow::Result<()> {
-        if let (Some(own), None) = (self.own, &self.socket) {
-            let socket = UdpSocket::bind(own)
-                .with_context(|| format!("cannot receive messages of other members at {own} (UDP)"))?;
-            socket.set_nonblocking(true)?;
-            // Needs CAP_NET_ADMIN, as most of the agent does. With a smaller buffer answers may get lost, and members
-            // ask again.
-            if let Err(error) = sockopt::set_socket_recv_buffer_size_force(&socket, WAITING) {
-                debug!("cannot enlarge the receive buffer for messages of members: {error}");
+        let mut failure = None;
+        for address in &self.own {
+            if !self.sockets.contains_key(address) {
+                match open(*address) {
+                    Ok(socket) => _ = self.sockets.insert(*address, socket),
+                    Err(error) => failure = Some(error),
+                }
             }
-            self.socket = Some(net::UdpSocket::from_std(socket)?);
         }
-        Ok(())
+        failure.filter(|_| self.sockets.is_empty()).map_or(Ok(()), Err)
     }
 
     /// The voters that this node knows, and those that it proposes; `None` if the members are configured, and so never
@@ -135,9 +140,9 @@ impl Peers {
         self.port.map(ballot)
     }
 
-    /// Whether this member takes part in the election: its address is known.
+    /// Whether this member takes part in the election: its addresses are known.
     pub(super) const fn is_active(&self) -> bool {
-        self.own.is_some()
+        !self.own.is_empty()
     }
 
     pub(super) const fn leases(&mut self) -> &mut Leases {
@@ -149,7 +154,7 @@ impl Peers {
         self.leases.owner(address, now)
     }
 
-    /// Opens the socket if necessary, and returns the questions that are due.
+    /// Opens sockets if necessary, and returns the questions that are due.
     pub(super) fn tick(&mut self, now: Nanos) -> Vec<Ask> {
         let failure = self.bind().err().map(|error| format!("{error:#}"));
         if let Some(why) = failure.as_ref().filter(|_| failure != self.failure) {
@@ -161,33 +166,46 @@ impl Peers {
 
     /// Sends questions to all other members. The next tick repeats lost ones.
     pub(super) fn send(&self, questions: &[Ask]) {
-        for (name, address) in &self.others {
+        for name in self.others.keys() {
             for question in questions {
-                self.send_to(name, *address, Body::Ask(self.leases.addressed(question, name)));
+                self.send_to(name, Body::Ask(self.leases.addressed(question, name)));
             }
         }
     }
 
-    fn send_to(&self, to: &Arc<str>, address: SocketAddr, body: Body) {
-        let Some(socket) = &self.socket else { return };
+    fn send_to(&self, to: &Arc<str>, body: Body) {
+        let Some((socket, address)) = self.way_to(to) else { return };
         let message = Message { from: self.node.to_string(), to: to.to_string(), body };
         if let Err(error) = socket.try_send_to(&self.key.seal(&message), address) {
             debug!(member = &**to, "cannot send to the member: {error}");
         }
     }
 
+    /// The first address of another member that has the family of a socket of this member, and that socket.
+    fn way_to(&self, member: &str) -> Option<(&net::UdpSocket, SocketAddr)> {
+        self.others.get(member)?.iter().find_map(|address| {
+            let (_, socket) = self.sockets.iter().find(|(own, _)| own.is_ipv4() == address.is_ipv4())?;
+            Some((socket, *address))
+        })
+    }
+
     /// Waits for a message, then handles all that have arrived; without a socket, waits forever. Returns whether a
     /// member has given back its addresses because its agent stops.
     pub(super) async fn receive(peers: Option<&mut Self>) -> bool {
         let Some(peers) = peers else { return future::pending().await };
-        let Some(socket) = &peers.socket else { return future::pending().await };
-        let mut bytes = [0; LONGEST];
-        if let Err(error) = socket.readable().await {
+        if peers.sockets.is_empty() {
+            return future::pending().await;
+        }
+        let (result, ..) = select_all(peers.sockets.values().map(|socket| Box::pin(socket.readable()))).await;
+        if let Err(error) = result {
             debug!("cannot wait for messages of members: {error}");
         }
+        let mut bytes = [0; LONGEST];
         let mut retires = false;
-        while let Some(Ok(length)) = peers.socket.as_ref().map(|socket| socket.try_recv(&mut bytes)) {
-            retires |= peers.handle(bytes.get(..length).unwrap_or_default());
+        for own in peers.own.clone() {
+            while let Some(Ok(length)) = peers.sockets.get(&own).map(|socket| socket.try_recv(&mut bytes)) {
+                retires |= peers.handle(bytes.get(..length).unwrap_or_default());
+            }
         }
         retires
     }
@@ -198,17 +216,17 @@ impl Peers {
             debug!("a message has another key than the members");
             return false;
         };
-        let Some((from, address)) = self.others.get_key_value(&*from).filter(|_| *to == *self.node) else {
+        let Some((from, _)) = self.others.get_key_value(&*from).filter(|_| *to == *self.node) else {
             return false;
         };
-        let (from, address) = (Arc::clone(from), *address);
+        let from = Arc::clone(from);
         let now = Announcements::now();
         match body {
             Body::Ask(ask) => {
                 let answers = self.leases.asked(&from, &ask, now);
                 let is_new = answers.iter().any(|answer| answer.challenge.is_none());
                 for answer in answers {
-                    self.send_to(&from, address, Body::Answer(answer));
+                    self.send_to(&from, Body::Answer(answer));
                 }
                 is_new && ask.retires
             }
@@ -216,6 +234,56 @@ impl Peers {
                 self.leases.answered(&from, &answer, now);
                 false
             }
+        }
+    }
+}
+
+/// Opens a UDP socket at an address of this node.
+fn open(address: SocketAddr) -> anyhow::Result<net::UdpSocket> {
+    let socket = UdpSocket::bind(address)
+        .with_context(|| format!("cannot receive messages of other members at {address} (UDP)"))?;
+    socket.set_nonblocking(true)?;
+    // Needs CAP_NET_ADMIN, as most of the agent does. With a smaller buffer answers may get lost, and members ask again.
+    if let Err(error) = sockopt::set_socket_recv_buffer_size_force(&socket, WAITING) {
+        debug!("cannot enlarge the receive buffer for messages of members: {error}");
+    }
+    Ok(net::UdpSocket::from_std(socket)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use lb_core::announce::lease::Prefer;
+
+    use super::*;
+
+    /// Each Node lists another family first. An address that this machine does not have gets no socket, so the test needs
+    /// no IPv6.
+    #[tokio::test]
+    async fn nodes_exchange_messages_in_a_family_that_both_have() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "0123456789abcdef").unwrap();
+        let key = Key::read(file.path()).unwrap();
+        let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let node = |addresses: [&str; 2]| Member {
+            addresses: addresses.map(|ip| ip.parse().unwrap()).to_vec(),
+            ..Member::default()
+        };
+        let nodes = [("a", node(["127.0.0.1", "2001:db8::1"])), ("b", node(["::1", "127.0.0.2"]))];
+        let nodes = BTreeMap::from(nodes.map(|(name, node)| (name.into(), node)));
+        let cluster = Cluster { nodes, voters: None };
+        let peers = ["a", "b"].map(|name| {
+            let members = Members { who: Who::Nodes(port), key: key.clone(), prefer: Prefer::Single };
+            let mut peers = Peers::open(name.into(), members).unwrap();
+            peers.nodes(&cluster, None, 0);
+            peers.bind().unwrap();
+            peers
+        });
+        let ways = [("b", "127.0.0.2"), ("a", "127.0.0.1")];
+        for (peers, (other, expected)) in peers.iter().zip(ways) {
+            let (_, address) = peers.way_to(other).unwrap();
+            assert_eq!(address, SocketAddr::new(expected.parse().unwrap(), port));
         }
     }
 }

@@ -17,9 +17,9 @@ use std::{
 
 use anyhow::Context as _;
 use lb_core::{
-    active_flow_slots::ServiceEndpoint,
     arena::Epoch,
     connection_rules::Rules,
+    earlier_flows::EarlierFlows,
     family::Families,
     model::{Change, Policy, SourceEvent, Trigger},
     plan::{Condition, Contents, Plan, Step},
@@ -180,9 +180,9 @@ impl Writer {
         self.reconciler.adopt_unhealthy(remembered.into_keys());
     }
 
-    /// Takes over the assignment of flow counters (slots of `ACTIVE`) to endpoints from an earlier agent.
-    pub(super) fn adopt_counters(&mut self, counters: BTreeMap<u32, ServiceEndpoint>) {
-        self.reconciler.adopt_counters(counters);
+    /// Takes over from an earlier agent what its flows refer to.
+    pub(super) fn adopt_flows(&mut self, flows: EarlierFlows) {
+        self.reconciler.adopt_flows(flows);
     }
 
     /// Runs the task. `counters` receives the slots of `ACTIVE` that flows and sockets referred to at the last GC pass.

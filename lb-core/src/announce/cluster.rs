@@ -24,8 +24,9 @@ pub struct Cluster {
 pub struct Member {
     /// The labels of the Node object.
     pub labels: Labels,
-    /// The address at which the node receives the other members' messages; `None` if the Node has none.
-    pub address: Option<IpAddr>,
+    /// The addresses at which the node receives the other members' messages: at most one of each family, none if the
+    /// Node has none.
+    pub addresses: Vec<IpAddr>,
     /// Whether the node may announce addresses. A node that has the label `exclude-from-external-load-balancers`, is
     /// being deleted, or has no network may not announce, but still votes. A cordoned or tainted node may, as in
     /// MetalLB.
@@ -35,18 +36,18 @@ pub struct Member {
 impl Member {
     /// A node without a Node object; it may announce.
     pub fn alone(name: &Arc<str>) -> Self {
-        Self { labels: labels_of(name), address: None, may_announce: true }
+        Self { labels: labels_of(name), addresses: Vec::new(), may_announce: true }
     }
 
-    /// Makes a member of a Node, which has this address.
-    pub fn new(node: &api::Node, address: Option<IpAddr>) -> Self {
+    /// Makes a member of a Node, which has these addresses.
+    pub fn new(node: &api::Node, addresses: Vec<IpAddr>) -> Self {
         let mut conditions = node.status.conditions.iter().flatten();
         let has_network =
             !conditions.any(|condition| condition.type_ == NO_NETWORK && condition.status == "True");
         let is_excluded = node.metadata.label(EXCLUDED).is_some();
         Self {
             labels: node.metadata.labels.clone().unwrap_or_default(),
-            address,
+            addresses,
             may_announce: has_network && !is_excluded && !node.metadata.is_being_deleted,
         }
     }
@@ -60,7 +61,7 @@ mod tests {
 
     #[test]
     fn excluded_deleted_and_unreachable_nodes_do_not_announce() {
-        let may = |node: Value| Member::new(&serde_json::from_value(node).unwrap(), None).may_announce;
+        let may = |node: Value| Member::new(&serde_json::from_value(node).unwrap(), Vec::new()).may_announce;
         let network =
             |status| json!({"status": {"conditions": [{"type": "NetworkUnavailable", "status": status}]}});
         for (node, expected) in [

@@ -39,7 +39,7 @@ pub struct Controller {
     reserved: Vec<AddressRange>,
     pools_changed: bool,
     /// The arguments of [`Controller::set_reassign`]: whether Services lose addresses that the pools no longer allow,
-    /// and whether every pool could be read.
+    /// and whether they may lose them now.
     reassign: (bool, bool),
     /// Services that have changed since the last pass, or whose state must be computed again.
     changed: BTreeSet<ObjectName>,
@@ -184,10 +184,10 @@ impl Controller {
         self.reserved = reserved;
     }
 
-    /// Sets whether Services lose addresses that the pools no longer allow, and whether every pool could be read
+    /// Sets whether Services lose addresses that the pools no longer allow, and whether they may lose them now
     /// ([`LoadBalancers::set_reassign`]).
-    pub fn set_reassign(&mut self, reassign: bool, knows_all_pools: bool) {
-        let now = (reassign, knows_all_pools);
+    pub fn set_reassign(&mut self, reassign: bool, may_reassign: bool) {
+        let now = (reassign, may_reassign);
         self.pools_changed |= self.reassign != now;
         self.reassign = now;
     }
@@ -282,8 +282,8 @@ impl Controller {
             self.pools.iter().map(|(name, (created, pool))| (created, name, pool)).collect();
         pools.sort_by_key(|(created, name, _)| (*created, *name));
         let pools = pools.into_iter().map(|(_, _, pool)| pool.clone()).collect();
-        let (reassign, knows_all_pools) = self.reassign;
-        self.balancers.set_reassign(reassign, knows_all_pools);
+        let (reassign, may_reassign) = self.reassign;
+        self.balancers.set_reassign(reassign, may_reassign);
         self.balancers.set_namespaces(self.namespaces.clone());
         let unused = self.balancers.set_pools(pools, &self.reserved);
         self.unused_pools = unused.into_iter().map(|(_, error)| error).collect();

@@ -61,8 +61,8 @@ pub struct LoadBalancers {
     changes: u64,
     /// Whether Services lose addresses that the pools no longer allow.
     reassign: bool,
-    /// Whether the caller could read every pool.
-    knows_all_pools: bool,
+    /// Whether the caller lets Services lose these addresses now.
+    may_reassign: bool,
     /// Whether all pools of the last [`set_pools`](Self::set_pools) are used.
     all_pools_used: bool,
 }
@@ -159,7 +159,8 @@ impl LoadBalancers {
 
     /// Records the addresses that a Service already has, in place of those recorded for it before. Call this for all
     /// Services before the first [`assign`](Self::assign), so that no other Service gets them. If several Services have
-    /// an address, the first one to request it keeps it, and the others keep it only if they may share it.
+    /// an address, the first one to request addresses keeps it (in [`assign_all`](Self::assign_all) the oldest one), and
+    /// the others keep it only if they may share it.
     pub fn remember(&mut self, service: &ObjectName, addresses: &[IpAddr]) {
         self.replace(service, addresses.to_vec(), None);
     }
@@ -171,12 +172,24 @@ impl LoadBalancers {
         let mut errors = vec![None; requests.len()];
         let mut order: Vec<usize> = (0..requests.len()).collect();
         order.sort_by_key(|index| (&requests[*index].created, &requests[*index].service));
+        order.iter().for_each(|index| self.confirm(&requests[*index]));
         let (named, others): (Vec<usize>, Vec<usize>) =
             order.into_iter().partition(|index| !requests[*index].addresses.is_empty());
         let open = self.assign_in_turn(requests, named, &mut errors);
         self.exchange(requests, &open, &mut errors);
         self.assign_in_turn(requests, others, &mut errors);
         errors
+    }
+
+    /// Records the terms for sharing of a Service at those of its remembered addresses that it keeps: from now on, no
+    /// other remembered Service keeps them that may not share them, even if it names them.
+    fn confirm(&mut self, request: &AddressRequest) {
+        let service = &request.service;
+        let is_remembered =
+            |ip: &IpAddr| self.holders.get(ip).and_then(|all| all.get(service)) == Some(&None);
+        let mut kept: Vec<IpAddr> = self.addresses(service).to_vec();
+        kept.retain(|ip| is_remembered(ip) && self.keeps(request, *ip) && self.is_free(request, *ip));
+        kept.into_iter().for_each(|ip| self.hold(ip, service, Some(&request.terms)));
     }
 
     /// Repeats assignments until no further Service gets its addresses, because one Service may release what another
@@ -430,14 +443,16 @@ impl LoadBalancers {
         }
         for ip in now {
             self.released.remove(&ip);
-            let holders = self.holders.entry(ip).or_default();
-            if holders
-                .insert(service.clone(), terms.cloned())
-                .is_some_and(|earlier| earlier.as_ref() != terms)
-            {
-                self.changes += 1;
-            }
+            self.hold(ip, service, terms);
             self.fresh.given(&self.pools, ip, was_given(&self.holders, &self.released));
+        }
+    }
+
+    /// Records that the Service has the address, on these terms for sharing.
+    fn hold(&mut self, ip: IpAddr, service: &ObjectName, terms: Option<&Terms>) {
+        let earlier = self.holders.entry(ip).or_default().insert(service.clone(), terms.cloned());
+        if earlier.is_some_and(|earlier| earlier.as_ref() != terms) {
+            self.changes += 1;
         }
     }
 

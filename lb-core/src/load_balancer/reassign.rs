@@ -32,11 +32,11 @@ pub enum Withdrawal {
 }
 
 impl LoadBalancers {
-    /// Sets whether Services lose addresses that the pools no longer allow. They lose none while the caller cannot read
-    /// every pool (`knows_all_pools`), because the address may be in a pool that the caller cannot read.
-    pub fn set_reassign(&mut self, reassign: bool, knows_all_pools: bool) {
-        if (self.reassign, self.knows_all_pools) != (reassign, knows_all_pools) {
-            (self.reassign, self.knows_all_pools) = (reassign, knows_all_pools);
+    /// Sets whether Services lose addresses that the pools no longer allow. They lose none while `may_reassign` is false:
+    /// it must be false while the caller cannot read every pool, because one of them may have the address.
+    pub fn set_reassign(&mut self, reassign: bool, may_reassign: bool) {
+        if (self.reassign, self.may_reassign) != (reassign, may_reassign) {
+            (self.reassign, self.may_reassign) = (reassign, may_reassign);
             self.changes += 1;
         }
     }
@@ -44,7 +44,7 @@ impl LoadBalancers {
     /// Whether Services now lose addresses that the pools no longer allow. They keep these addresses while some pool
     /// cannot be read or used, or no pool exists: that is probably a mistake, and Services must not move because of it.
     pub(super) fn reassigns(&self) -> bool {
-        self.reassign && self.knows_all_pools && self.all_pools_used && !self.pools.is_empty()
+        self.reassign && self.may_reassign && self.all_pools_used && !self.pools.is_empty()
     }
 
     /// Why the Service loses the address `ip`, which it has now; `None` if it keeps the address.

@@ -576,7 +576,7 @@ impl Node {
     }
 
     /// Whether the Service keeps its old state because a map is full.
-    fn waits(&self, service: &ObjectName) -> bool {
+    pub(crate) fn waits(&self, service: &ObjectName) -> bool {
         let mut waiting = self.reconciler.problems().filter(|problem| problem.waits_for().is_some());
         waiting.any(|problem| problem.service() == service)
     }

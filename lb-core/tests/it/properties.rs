@@ -94,6 +94,13 @@ fn dump(node: &Node) -> String {
     node.kernel.dump() + &node.dump_health()
 }
 
+/// The frontends that some Service which does not wait for room claims, but that the maps do not have.
+fn unserved(node: &Node, world: &World) -> Vec<ServiceKey> {
+    let claimed = world.claimed(&node.node, |service| !node.waits(service));
+    let frontends = &node.kernel.maps.frontends;
+    claimed.into_iter().filter(|key| !frontends.contains_key(key)).collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
@@ -166,6 +173,7 @@ proptest! {
     ) {
         let (mut node, world) = live(slots, policy, &events);
         node.settle();
+        prop_assert_eq!(unserved(&node, &world), Vec::new());
         node.reconciler.handle(world.removal());
         node.settle();
         prop_assert_eq!(node.reconciler.arena().free_slots(), slots);
@@ -182,6 +190,7 @@ proptest! {
         let capacity = Capacity { frontends, names, source_ranges, limits, vips, ..Capacity::of_arenas(PLENTY, PLENTY * 64) };
         let (mut node, world) = live_on(Node::with_capacity(capacity, policy), &events);
         node.settle();
+        prop_assert_eq!(unserved(&node, &world), Vec::new());
         node.reconciler.handle(world.removal());
         node.settle();
         prop_assert_eq!(node.reconciler.contents().frontends.len(), 0);

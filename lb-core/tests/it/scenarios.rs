@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 use lb_common::{Address, ConnectionLimits, ConnectionRate, NAME_SIZE, Scheduler, SourceRangeKey};
 use lb_core::{
     capacity::Capacity,
+    earlier_flows::EarlierFlows,
     family::Families,
     model::{
         Change, Endpoint, EndpointPort, EndpointSlice, External, Member, NodeAddresses, ObjectName, Policy,
@@ -380,6 +381,31 @@ fn service_that_does_not_fit_keeps_its_backends_until_slots_are_free() {
 }
 
 #[test]
+fn service_that_does_not_fit_takes_no_frontend_from_another() {
+    let shared = vec![[198, 51, 100, 1].into()];
+    let with = |change: Change, external: External| {
+        let Change::Service(of, Some(service)) = change else { unreachable!() };
+        Change::Service(of, Some(Service { external, ..service }))
+    };
+    let has = External { ips: shared.clone(), ..External::default() };
+    let mut node = node(3, vec![with(service("a", 1), has), slice("a", &[1])]);
+    let maps = node.kernel.maps.clone();
+    // The address of a load balancer has precedence over an equal external IP.
+    let takes = External { load_balancer_ips: shared, ..External::default() };
+    node.reconciler.handle(vec![with(service("b", 2), takes), slice("b", &[2, 3, 4])]);
+    let plan = node.sync();
+    let full = Condition::ArenaFull { service: name("b"), wanted: 3, free: 2, slots: 3 };
+    assert_eq!((plan.steps, plan.problems), (Vec::new(), vec![full]));
+    node.settle();
+    assert_eq!(node.kernel.maps, maps);
+    node.reconciler.handle(vec![slice("b", &[2, 3])]);
+    let plan = node.sync();
+    assert!(!kinds(&plan).contains(&"delete frontend"), "the frontend passes on in one update");
+    assert!(node.kernel.dump().contains("b/TCP LoadBalancer 198.51.100.1:80"), "{}", node.kernel.dump());
+    node.settle();
+}
+
+#[test]
 fn service_that_does_not_fit_keeps_its_addresses_when_the_agent_restarts() {
     let mut node = node(4, vec![service("a", 1), service("b", 2), slice("a", &[1, 2]), slice("b", &[3])]);
     let maps = node.kernel.maps.clone();
@@ -561,16 +587,35 @@ fn failed_plan_releases_its_slots_and_is_retried() {
     node.settle();
 }
 
+/// The id in the record of the only frontend.
+fn only_id(node: &Node) -> u32 {
+    let ids: Vec<u32> = node.kernel.maps.frontends.values().map(|record| record.id).collect();
+    let [id] = ids[..] else { panic!("{ids:?}") };
+    id
+}
+
 #[test]
 fn new_service_never_reuses_the_id_of_a_deleted_one() {
     let mut node = node(100, vec![service("a", 1)]);
-    let id_of = |node: &Node| node.kernel.maps.frontends.values().map(|record| record.id).next();
-    let first = id_of(&node);
+    let first = only_id(&node);
     node.reconciler.handle(vec![Change::Service(name("a"), None)]);
     node.settle();
     node.reconciler.handle(vec![service("b", 1)]);
     node.settle();
-    assert_ne!(id_of(&node), first);
+    assert_ne!(only_id(&node), first);
+}
+
+#[test]
+fn new_service_after_a_restart_never_reuses_the_id_of_a_flow() {
+    let mut node = node(100, vec![service("a", 1)]);
+    let first = only_id(&node);
+    node.reconciler.handle(vec![Change::Service(name("a"), None)]);
+    node.settle();
+    node.restart();
+    node.reconciler.adopt_flows(EarlierFlows { highest_service: first, ..EarlierFlows::default() });
+    node.reconciler.handle(vec![service("b", 1)]);
+    node.settle();
+    assert_ne!(only_id(&node), first);
 }
 
 #[test]

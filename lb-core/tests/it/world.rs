@@ -48,6 +48,14 @@ impl World {
         }
     }
 
+    /// Every frontend of the Services for which `claims` returns true, also those that others own.
+    pub(crate) fn claimed(&self, node: &Node, claims: impl Fn(&ObjectName) -> bool) -> BTreeSet<ServiceKey> {
+        let services = self.services.iter().filter(|(name, _)| claims(name));
+        let places = services
+            .flat_map(|(_, service)| service.ports.iter().flat_map(move |port| places(service, port, node)));
+        places.map(|(_, key)| key).collect()
+    }
+
     /// All objects, as the changes that a source sends at its start.
     pub(crate) fn changes(&self) -> Vec<Change> {
         let services = self.services.iter().map(|(name, s)| Change::Service(name.clone(), Some(s.clone())));

@@ -16,7 +16,7 @@ use lb_ebpf::{
         parse_quoted,
     },
     proxy_protocol,
-    rules::flow::turned,
+    rules::{flow::turned, forwarding::is_last_hop},
 };
 use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
@@ -85,6 +85,11 @@ fn translate_quoted(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Tran
     if flow.flags & flow_flags::ROUTED != 0 {
         let to = Tuple { protocol: icmp_protocol(headers.is_v4), ..flow.to };
         route::resolve(skb, &key, &to)?;
+        if is_last_hop(rewrite::hops_left(skb, headers)?) {
+            // An ICMP error is never answered with an ICMP error (RFC 1122 §3.2.2).
+            return Err(Outcome::NoRoute);
+        }
+        rewrite::take_hop(skb, headers)?;
         return Ok(Translated::Done(Outcome::RoutedIcmpError));
     }
     // In a hairpin flow, a pod reports an error about its own packet. The error goes back through the pod's device

@@ -97,7 +97,9 @@ pub const fn to_client(segment: &Segment, reply: &Flow, header: u32) -> ToClient
         return ToClient::Accept;
     }
     // The backend has not accepted: it refuses the connection, or answers for an earlier one. `base` is not known yet.
-    if reply.seen & seen::SYN == 0 {
+    // Or the flow is an earlier connection of the client's port, and the backend refuses a new one: the RST that answers
+    // a SYN has the sequence number 0 (RFC 9293 §3.10.7.1), and the client checks its acknowledgement.
+    if reply.seen & seen::SYN == 0 || segment.is_rst() && segment.seq == 0 {
         return ToClient::Unchanged;
     }
     let bytes = segment.ack.wrapping_sub(base(reply));
@@ -227,6 +229,17 @@ mod tests {
             let segment = segment(flags, 5001, BASE.wrapping_add(ack), 0);
             let found = (to_client(&segment, &waiting, HEADER), to_client(&segment, &whole, HEADER));
             assert_eq!(found, (before, after), "{flags}, {ack}");
+        }
+    }
+
+    #[test]
+    fn refusal_of_a_new_connection_stays_as_it_is() {
+        for seen in [0, seen::PROXY_HEADER] {
+            let (_, reply) = accepted(0, seen);
+            for ack in [1001, BASE, BASE.wrapping_add(HEADER)] {
+                let found = to_client(&segment(RST | ACK, 0, ack, 0), &reply, HEADER);
+                assert_eq!(found, ToClient::Unchanged, "{seen}, {ack}");
+            }
         }
     }
 

@@ -12,6 +12,7 @@ use lb_common::{
     conntrack::{Flow, Phase, Tick, Tuple, flow_flags, seen},
     protocol,
 };
+use lb_core::earlier_flows::EarlierFlows;
 use lb_datapath::{Conntrack, Datapath, Options, Recount};
 
 use super::{
@@ -113,9 +114,22 @@ fn deleted_flows_leave_the_active_count() {
     assert_eq!((gc.expired, conntrack.active_flows().get(5)), (2, 4));
     assert_eq!(conntrack.purge(|key, _| key.source_port == 2).unwrap(), 1);
     assert_eq!(conntrack.active_flows().get(5), 3);
-    assert_eq!(conntrack.active_flows_slots().unwrap().into_keys().collect::<Vec<_>>(), [5]);
+    let slots = conntrack.earlier_flows().unwrap().active_flows_slots;
+    assert_eq!(slots.into_keys().collect::<Vec<_>>(), [5]);
     assert_eq!(conntrack.flush().unwrap(), 6);
     assert_eq!(conntrack.active_flows().get(5), 0);
+}
+
+#[test]
+fn earlier_flows_have_the_highest_service_id_whether_counted_or_not() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    assert_eq!(conntrack.earlier_flows().unwrap(), EarlierFlows::default());
+    insert(&conntrack, &counted(protocol::TCP, 1, ago(1)));
+    let of_another = |(key, entry)| (key, Flow { service: 9, ..entry });
+    insert(&conntrack, &flow(protocol::UDP, 2, ago(1)).map(of_another));
+    let EarlierFlows { active_flows_slots, highest_service } = conntrack.earlier_flows().unwrap();
+    assert_eq!((active_flows_slots.into_keys().collect(), highest_service), (vec![5], 9));
 }
 
 /// The second GC after a start of the agent corrects wrong counts, also those of slots that no flow uses.

@@ -401,6 +401,20 @@ fn refusal_of_a_client_with_a_small_sequence_number_stays_as_it_is() {
     });
 }
 
+/// The client has forgotten a connection without ending it, and uses its port again.
+#[test]
+fn refusal_on_the_flow_of_an_earlier_connection_stays_as_it_is() {
+    each("PROXY protocol, refused on an earlier flow", |bed, family| {
+        let tcp = Connection::new(bed, family);
+        tcp.open_acknowledged(bed);
+        let syn = tcp.syn().with(|packet| packet.tcp_header().sequence_number = 1000);
+        tcp.forwards(bed, &syn, &syn.clone().to(tcp.backend));
+        let refusal =
+            tcp.lacking(0, 0, &[]).rst().with(|packet| packet.tcp_header().acknowledgment_number = 1001);
+        tcp.replies(bed, &refusal, &refusal.clone().from(family.vip()));
+    });
+}
+
 /// If either entry of a connection is lost, the programs do not know whether its sequence numbers are shifted.
 #[test]
 fn connection_whose_entries_are_lost_is_reset() {

@@ -112,6 +112,7 @@ pub(crate) const XDP_DROP: u32 = 1;
 pub(crate) const XDP_PASS: u32 = 2;
 pub(crate) const XDP_TX: u32 = 3;
 pub(crate) const XDP_REDIRECT: u32 = 4;
+pub(crate) const TC_ACT_SHOT: u32 = 2;
 pub(crate) const TC_ACT_REDIRECT: u32 = 7;
 /// `TC_ACT_UNSPEC`, -1: the program passes the packet on.
 pub(crate) const TC_ACT_UNSPEC: u32 = u32::MAX;

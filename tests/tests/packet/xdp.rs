@@ -23,8 +23,8 @@ use super::{
     testbed::{Hook, SCTP, TCP, Testbed, UDP},
     tunnel,
     wire::{
-        Mode, NARROW_MTU, OTHER, Run, TC_ACT_REDIRECT, TC_ACT_UNSPEC, WIRE, XDP_PASS, XDP_REDIRECT, XDP_TX,
-        each_on_wires, routed,
+        Mode, NARROW_MTU, OTHER, Run, TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC, WIRE, XDP_PASS,
+        XDP_REDIRECT, XDP_TX, each_on_wires, routed,
     },
 };
 
@@ -381,7 +381,8 @@ fn icmp_errors_reach_both_ends_of_a_routed_flow() {
         let run = bed.arrive_at_tc(&error);
         run.check(TC_ACT_REDIRECT, &[(RoutedIcmpError, 1)]);
         let expected = Packet::icmp(vip.ip(), client.ip(), kind, [0, 0, 5, 0x78], &original);
-        assert_eq!(run.output[14..], expected.bytes()[14..]);
+        assert_eq!(run.output[14..], routed(&expected).bytes()[14..]);
+        bed.arrive_at_tc(&error.hops(1)).check(TC_ACT_SHOT, &[(NoRoute, 1)]);
     });
 }
 

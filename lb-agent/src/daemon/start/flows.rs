@@ -45,7 +45,7 @@ pub(super) fn spawn(
     let Opened { datapath, contents, traffic, flow_log, .. } = opened;
     let (flows, sockets) = (datapath.conntrack(), datapath.node_sockets()?);
     let (stats, affinity) = (datapath.stats()?, datapath.affinity()?);
-    let counted = flows.active_flows_slots()?;
+    let earlier = flows.earlier_flows()?;
 
     let shortages =
         shortage_watch::run(stats, affinity, Arc::clone(&state), Arc::clone(&metrics), flow_counts.sender);
@@ -58,7 +58,7 @@ pub(super) fn spawn(
         flow_log,
     };
     let mut writer = Writer::new(datapath, contents, policy, state, metrics, listeners);
-    writer.adopt_counters(counted);
+    writer.adopt_flows(earlier);
     writer.adopt_unhealthy(unhealthy);
     let ends = Ends::new(writer.connection_rules(), sockets.clone());
     let udp = conntrack::Udp { sockets, stale_udp, served: writer.served() };

@@ -90,8 +90,7 @@ impl Keyed for AnyNode {
     type Content = Member;
 
     fn content(&self, _name: &ObjectName) -> Result<Converted<Self::Content>, ConvertError> {
-        let address = node_ips(&self.0.status).first().copied();
-        Ok(Member::new(&self.0, address).into())
+        Ok(Member::new(&self.0, node_ips(&self.0.status)).into())
     }
 }
 

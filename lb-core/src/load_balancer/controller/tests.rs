@@ -243,6 +243,21 @@ fn older_of_two_services_keeps_an_address_that_both_have_and_both_are_told() {
 }
 
 #[test]
+fn older_of_two_services_keeps_an_address_that_both_have_even_if_the_younger_names_it() {
+    let mut server = Server::default();
+    ["old", "new"].iter().for_each(|name| server.set_ingress(name, json!([{"ip": "192.0.2.1"}])));
+    server.put("new", json!({"loadBalancerIP": "192.0.2.1"}));
+    let mut controller = with_pool(&["192.0.2.1-192.0.2.2"]);
+    server.settle(&mut controller);
+    assert_eq!([server.ingress("old"), server.ingress("new")], ["192.0.2.1", ""]);
+    // If the older one names another address, the younger one keeps what it names.
+    server.set_ingress("new", json!([{"ip": "192.0.2.1"}]));
+    server.put("old", json!({"loadBalancerIP": "192.0.2.2"}));
+    server.settle(&mut with_pool(&["192.0.2.1-192.0.2.2"]));
+    assert_eq!([server.ingress("old"), server.ingress("new")], ["192.0.2.2", "192.0.2.1"]);
+}
+
+#[test]
 fn conflict_stays_listed_while_its_write_fails_and_goes_with_a_deleted_service() {
     let mut server = Server::default();
     ["old", "new"].iter().for_each(|name| server.set_ingress(name, json!([{"ip": "192.0.2.1"}])));

@@ -19,7 +19,7 @@ use lb_common::{
     conntrack::{Flow, Tick, Tuple},
 };
 
-use lb_core::{active_flow_slots::ServiceEndpoint, traffic};
+use lb_core::{active_flow_slots::ServiceEndpoint, earlier_flows::EarlierFlows, traffic};
 
 pub use self::gc::{FlowWalk, GcReport};
 use self::index::EntryIndex;
@@ -97,20 +97,26 @@ impl Conntrack {
         self.sockets.get()
     }
 
-    /// The slots of `ACTIVE` that flows and sockets refer to, each with the endpoint whose flows it counts.
-    pub fn active_flows_slots(&self) -> Result<BTreeMap<u32, ServiceEndpoint>, DatapathError> {
-        let mut slots = BTreeMap::new();
+    /// What the present flows and sockets refer to.
+    pub fn earlier_flows(&self) -> Result<EarlierFlows, DatapathError> {
+        let mut earlier = EarlierFlows::default();
+        let EarlierFlows { active_flows_slots, highest_service } = &mut earlier;
         self.table.for_each(|_, flow| {
+            *highest_service = flow.service.max(*highest_service);
             if is_counted(flow) {
                 let Tuple { destination: address, destination_port: port, .. } = flow.to;
-                slots
-                    .insert(flow.active_flows_slot, ServiceEndpoint { service: flow.service, address, port });
+                let endpoint = ServiceEndpoint { service: flow.service, address, port };
+                active_flows_slots.insert(flow.active_flows_slot, endpoint);
             }
             Ok(())
         })?;
-        let sockets = self.sockets.get()?.into_keys().filter(|counter| counter.active_flows_slot != 0);
-        slots.extend(sockets.map(|counter| (counter.active_flows_slot, ServiceEndpoint::from(&counter))));
-        Ok(slots)
+        for counter in self.sockets.get()?.into_keys() {
+            *highest_service = counter.service.max(*highest_service);
+            if counter.active_flows_slot != 0 {
+                active_flows_slots.insert(counter.active_flows_slot, ServiceEndpoint::from(&counter));
+            }
+        }
+        Ok(earlier)
     }
 
     /// The present time on the clock of the programs.
