@@ -230,7 +230,7 @@ impl Datapath {
     pub fn finish_handover(&mut self) -> Result<(), DatapathError> {
         let Some(handover) = self.handover.take() else { return Ok(()) };
         handover.finish(&self.filter, || self.attach_sockets())?;
-        clsact::remove_earlier()
+        clsact::remove_earlier(&self.folder)
     }
 
     /// Removes all data planes of other versions: those that have no description of their maps (before version 5), and
@@ -242,7 +242,7 @@ impl Datapath {
             info!(version = %version.display(), "removing the data plane of another version");
             cleanup::remove_version(&version)?;
         }
-        clsact::remove_earlier()
+        clsact::remove_earlier(&self.folder)
     }
 
     /// A handle that detects that the BPF file system was unmounted or covered, or that pins were removed, and can pin

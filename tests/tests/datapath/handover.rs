@@ -9,11 +9,11 @@ use lb_common::{
     protocol,
 };
 use lb_core::plan::Step;
-use lb_datapath::{Capacities, Conntrack, Datapath, Options, Pinned};
+use lb_datapath::{AttachMode, Capacities, Conntrack, Datapath, Options, Pinned};
 
 use super::{
     contents::{backend, key, service, steps},
-    sandbox::{Sandbox, eventually, program_id, sync, tcx, wire},
+    sandbox::{Sandbox, eventually, program_id, sync, tc, tcx, wire},
 };
 
 #[test]
@@ -81,6 +81,34 @@ fn layout_with_a_description_is_taken_over() {
     assert!(!earlier.exists());
     assert_eq!(datapath.conntrack().table().get(&key).unwrap(), Some(flow));
     assert_eq!(tcx("wire0", TcAttachType::Egress).len(), 1);
+}
+
+/// The earlier agent served a device that the new one does not serve: only the earlier agent's filters are on it.
+#[test]
+fn takeover_removes_the_clsact_qdisc_of_a_device_that_is_no_longer_served() {
+    let sandbox = Sandbox::new();
+    let wires = [wire("wire0", 50), wire("wire1", 51)];
+    let options = Options { attach: Some(AttachMode::Clsact), ..sandbox.options() };
+    sync(&mut Datapath::open(&options).unwrap().attacher().unwrap(), &wires);
+    // tc names a filter after the file of its program. The handle begins with the number of another layout.
+    let program = sandbox.bpffs().join("lb:tc_ingress");
+    fs::hard_link(sandbox.pin("programs/tc_ingress"), &program).unwrap();
+    for hook in ["ingress", "egress"] {
+        tc(&format!("filter del dev wire1 {hook}"));
+        let filter = format!("bpf da object-pinned {}", program.display());
+        tc(&format!("filter add dev wire1 {hook} prio 1 handle 0x16c62 {filter}"));
+    }
+    fs::rename(sandbox.pin(""), sandbox.bpffs().join("lb/v0")).unwrap();
+
+    let mut datapath = Datapath::open(&options).unwrap();
+    sync(&mut datapath.attacher().unwrap(), &wires[..1]);
+    assert!(
+        tc("filter show dev wire1 ingress").contains("lb:tc_ingress"),
+        "the earlier programs still serve"
+    );
+    datapath.finish_handover().unwrap();
+    assert!(!tc("qdisc show dev wire1").contains("clsact"));
+    assert!(tc("qdisc show dev wire0").contains("clsact"), "our filters use the qdisc");
 }
 
 /// A routed flow of a client: its forward entry and its reverse entry, with keys. `port` is the node's source port.
