@@ -233,15 +233,17 @@ impl Datapath {
         clsact::remove_earlier(&self.folder)
     }
 
-    /// Removes all data planes of other versions: those that have no description of their maps (before version 5), and
-    /// any other that was not taken over. Call it when the maps are complete and our programs attached, so that no
-    /// packet passes without a program. Connections that only the old data plane tracks are cut.
+    /// Removes what other versions have left: links and programs that this version does not know, and all data planes
+    /// with other map layouts, that is, those that have no description of their maps (before version 5), and any other
+    /// that was not taken over. Call it when the maps are complete and our programs attached, so that no packet passes
+    /// without a program. Connections that only the old data plane tracks are cut.
     pub fn retire_other_versions(&self) -> Result<(), DatapathError> {
         let current = self.folder.current();
         for version in self.folder.versions()?.into_iter().filter(|version| *version != current) {
             info!(version = %version.display(), "removing the data plane of another version");
             cleanup::remove_version(&version)?;
         }
+        attach::remove_unknown(&self.folder)?;
         clsact::remove_earlier(&self.folder)
     }
 

@@ -36,6 +36,25 @@ fn layout_without_a_description_is_retired() {
     assert!(!sandbox.bpffs().join("lb/v0").exists());
 }
 
+/// A newer version with the same layout has a program at a hook that this version does not know.
+#[test]
+fn downgrade_detaches_programs_that_this_version_does_not_know() {
+    let sandbox = Sandbox::new();
+    let wire = [wire("wire0", 50)];
+    sync(&mut sandbox.open().attacher().unwrap(), &wire);
+    let unknown = ["links/sock_sendmsg_unix", "programs/sock_sendmsg_unix"].map(|pin| sandbox.pin(pin));
+    fs::rename(sandbox.pin("links/50-egress"), &unknown[0]).unwrap();
+    fs::rename(sandbox.pin("programs/tc_egress"), &unknown[1]).unwrap();
+
+    let datapath = sandbox.open();
+    sync(&mut datapath.attacher().unwrap(), &wire);
+    assert_eq!(tcx("wire0", TcAttachType::Egress).len(), 2);
+    datapath.retire_other_versions().unwrap();
+    let pinned = Pinned::open(&sandbox.bpffs()).unwrap();
+    eventually(|| tcx("wire0", TcAttachType::Egress) == [program_id(&pinned, "tc_egress")]);
+    assert!(unknown.iter().all(|pin| !pin.exists()));
+}
+
 #[test]
 fn layout_with_a_description_is_taken_over() {
     let sandbox = Sandbox::new();
