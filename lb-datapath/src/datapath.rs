@@ -220,9 +220,11 @@ impl Datapath {
         self.flow_events.take()
     }
 
-    /// Whether [`Self::finish_handover`] has yet to take over the data plane of an agent with another map layout.
-    pub const fn is_taking_over(&self) -> bool {
-        self.handover.is_some()
+    /// Whether a data plane with another map layout exists. [`Self::finish_handover`] or
+    /// [`Self::retire_other_versions`] will remove it, also from devices that have no programs of this agent.
+    pub fn replaces_another(&self) -> Result<bool, DatapathError> {
+        let current = self.folder.current();
+        Ok(self.folder.versions()?.iter().any(|version| *version != current))
     }
 
     /// Takes over the flows of an agent with another map layout, and removes its data plane. Must be called once, after

@@ -28,9 +28,11 @@ fn layout_without_a_description_is_retired() {
     fs::remove_file(sandbox.bpffs().join("lb/v0/LAYOUT")).unwrap();
 
     let datapath = sandbox.open();
+    assert!(datapath.replaces_another().unwrap());
     sync(&mut datapath.attacher().unwrap(), std::slice::from_ref(&wire));
     assert_eq!(tcx("wire0", TcAttachType::Ingress).len(), 2);
     datapath.retire_other_versions().unwrap();
+    assert!(!datapath.replaces_another().unwrap());
     let pinned = Pinned::open(&sandbox.bpffs()).unwrap();
     eventually(|| tcx("wire0", TcAttachType::Ingress) == [program_id(&pinned, "tc_ingress")]);
     assert!(!sandbox.bpffs().join("lb/v0").exists());

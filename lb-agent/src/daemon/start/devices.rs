@@ -25,8 +25,8 @@ use crate::{
     },
 };
 
-/// Maximum number of attempts to attach the programs during a handover, and the pause between two of them. After the last
-/// attempt the agent goes on without the programs that it could not attach.
+/// Maximum number of attempts to attach the programs while there is a data plane with another map layout, and the pause
+/// between two of them. After the last attempt the agent goes on without the programs that it could not attach.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -57,7 +57,7 @@ pub(super) fn spawn(
     let sources = sources(devices.network(), devices.catch());
     let mut node = Node::new(node_options(config), sources, kernel, addresses, Arc::clone(state));
     let facts = node.update()?;
-    let attempts = if datapath.is_taking_over() { ATTEMPTS } else { 1 };
+    let attempts = if datapath.replaces_another()? { ATTEMPTS } else { 1 };
     if !sync_repeatedly(attempts, || devices.sync())? {
         warn!(
             "some devices have no programs of this agent (see the warnings above); packets through these devices reach \
@@ -69,9 +69,9 @@ pub(super) fn spawn(
     Ok((node, facts, network))
 }
 
-/// Calls `sync` until it has attached all programs at tc, at most `attempts` times; returns whether it has. The end
-/// of a handover removes the programs of an earlier agent, so a device that refuses programs for a moment (for example
-/// while it is being renamed) would have none until the next attempt.
+/// Calls `sync` until it has attached all programs at tc, at most `attempts` times; returns whether it has. The agent
+/// removes the programs of an earlier agent with another map layout soon afterwards, so a device that refuses programs for
+/// a moment (for example while it is being renamed) would have none until the next attempt.
 ///
 /// # Errors
 /// `sync` returns an error; this function then makes no further attempt.
