@@ -43,8 +43,10 @@ pub struct Removed {
 /// Unmounts the file system if an agent has mounted it and no other software has pins on it.
 ///
 /// # Errors
-/// An agent runs ([`DatapathError::Locked`]), or something cannot be removed.
+/// An agent runs ([`DatapathError::Locked`]), with pins on `bpffs` or, in this network namespace, on another BPF file
+/// system; or something cannot be removed.
 pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
+    bpffs::check_no_agent_runs()?;
     let Some(folder) = Folder::find(bpffs)? else {
         release_routes()?;
         return Ok(Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() });
