@@ -16,6 +16,7 @@ use super::shortage::{ShortageReport, Shortages};
 use crate::{
     announce::{AnnouncementReport, bgp::BgpReport},
     health::{Freshness, Health, Moment},
+    http_server,
     metrics::AgentState,
     probe::{Board, CheckReport},
 };
@@ -137,6 +138,14 @@ impl Listener {
             Self::Healthz => "/healthz",
             Self::Metrics => "/metrics",
             Self::Web => "the pages for a browser",
+        }
+    }
+
+    /// Maximum number of connections of the server.
+    pub(super) const fn most_connections(self) -> usize {
+        match self {
+            Self::Healthz => http_server::MOST_OF_PROBES,
+            Self::Metrics | Self::Web => http_server::MOST_OF_PAGES,
         }
     }
 

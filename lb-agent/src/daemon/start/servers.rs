@@ -89,7 +89,8 @@ fn serve(
 ) {
     let state = Arc::clone(state);
     let attempted = move |attempt: Result<(), &io::Error>| state.record_attempt(listener, address, attempt);
-    tasks.spawn(task, http::serve(listener.served(), address, router, attempted));
+    let served = (router, listener.most_connections());
+    tasks.spawn(task, http::serve(listener.served(), address, served, attempted));
 }
 
 /// The functions by which the `healthCheckNodePort` servers ask whether the agent is healthy, and report their errors.
