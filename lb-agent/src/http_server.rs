@@ -1,7 +1,11 @@
 //! Serves HTTP/1.1 on the connections of a listener. A client that does not finish a request keeps its connection for
-//! [`LONGEST_REQUEST`] at most: otherwise such clients would use up the agent's file descriptors.
+//! [`LONGEST_REQUEST`] at most, one that does not read a response for [`LONGEST_STALL`], and a server has a maximum
+//! number of connections: otherwise such clients would use up the agent's file descriptors and memory.
+//!
+//! A client beyond the maximum ends the oldest connection instead of waiting: so clients that hold connections never
+//! keep out a probe, which has its answer within milliseconds.
 
-use std::{convert::Infallible, pin::Pin, time::Duration};
+use std::{collections::VecDeque, convert::Infallible, pin::Pin, time::Duration};
 
 use axum::{
     Router,
@@ -15,29 +19,45 @@ use hyper_util::{
     server::graceful::GracefulShutdown,
     service::TowerToHyperService,
 };
-use tokio::{net::TcpListener, time::timeout};
-use tracing::debug;
+use rustix::net::sockopt;
+use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
+use tracing::{debug, warn};
+
+/// Maximum number of connections of a server with responses of some hundred bytes: `/healthz`, and those of
+/// `healthCheckNodePort`, which the probes of many load balancers may keep open.
+pub(crate) const MOST_OF_PROBES: usize = 256;
+/// Maximum number of connections of a server with responses of up to megabytes, which the agent keeps until they are
+/// read: `/metrics`, and the pages for browsers, each of which opens up to 6 connections.
+pub(crate) const MOST_OF_PAGES: usize = 64;
 
 /// How long a client may take to send the header of a request, how long a connection may wait for the next request, and
 /// how long the agent may take to read the rest of a request and to begin the response. 23 s is no multiple of common
 /// intervals of scrapes, so a connection never ends just when a scrape begins.
 const LONGEST_REQUEST: Duration = Duration::from_secs(23);
 
-/// Serves `router` on all connections of `listener`, forever.
-pub(crate) async fn serve(mut listener: TcpListener, router: Router) -> Infallible {
-    serve_all(&mut listener, &router, &GracefulShutdown::new()).await
+/// How long a client may neither read nor acknowledge what the agent has sent.
+const LONGEST_STALL: Duration = LONGEST_REQUEST;
+
+/// Serves `router` on the connections of `listener`, at most `most` at a time, forever.
+pub(crate) async fn serve(mut listener: TcpListener, router: Router, most: usize) -> Infallible {
+    serve_all(&mut listener, &router, most, &GracefulShutdown::new()).await
 }
 
-/// Serves `router` on all connections of `listener` until `stop` completes; then waits until all requests that have
-/// arrived are answered.
-pub(crate) async fn serve_until(mut listener: TcpListener, router: Router, stop: impl Future<Output = ()>) {
-    let connections = GracefulShutdown::new();
+/// Serves `router` on the connections of `listener`, at most `most` at a time, until `stop` completes; then waits until
+/// all requests that have arrived are answered.
+pub(crate) async fn serve_until(
+    mut listener: TcpListener,
+    router: Router,
+    most: usize,
+    stop: impl Future<Output = ()>,
+) {
+    let stopping = GracefulShutdown::new();
     tokio::select! {
-        never = serve_all(&mut listener, &router, &connections) => match never {},
+        never = serve_all(&mut listener, &router, most, &stopping) => match never {},
         () = stop => {}
     }
     drop(listener);
-    connections.shutdown().await;
+    stopping.shutdown().await;
 }
 
 /// Accepts connections, and spawns a task for each. Pauses if it cannot accept a connection, for example without a free
@@ -45,19 +65,52 @@ pub(crate) async fn serve_until(mut listener: TcpListener, router: Router, stop:
 async fn serve_all(
     listener: &mut TcpListener,
     router: &Router,
-    connections: &GracefulShutdown,
+    most: usize,
+    stopping: &GracefulShutdown,
 ) -> Infallible {
+    if let Err(error) = limit_stalls(listener, LONGEST_STALL) {
+        warn!(%error, "clients that do not read a response keep their connections");
+    }
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(LONGEST_REQUEST);
+    let mut connections = Connections { most, tasks: VecDeque::new() };
     loop {
         let (stream, _client) = Listener::accept(listener).await;
         let service = Limited(TowerToHyperService::new(router.clone()));
-        let connection = connections.watch(http.serve_connection(TokioIo::new(stream), service));
-        tokio::spawn(async move {
+        let connection = stopping.watch(http.serve_connection(TokioIo::new(stream), service));
+        connections.spawn(async move {
             if let Err(error) = connection.await {
                 debug!("an HTTP connection has ended early: {error}");
             }
         });
+    }
+}
+
+/// Makes the kernel end connections to this listener whose client neither reads nor acknowledges data for `longest`
+/// (`TCP_USER_TIMEOUT`). That includes clients of the page Live that are gone: its stream has data every 15 s at least.
+fn limit_stalls(listener: &TcpListener, longest: Duration) -> rustix::io::Result<()> {
+    let milliseconds = u32::try_from(longest.as_millis()).unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(listener, milliseconds)
+}
+
+/// The connections of a server.
+struct Connections {
+    /// The maximum number of connections.
+    most: usize,
+    /// The tasks of the connections, the oldest first. Some may have ended.
+    tasks: VecDeque<JoinHandle<()>>,
+}
+
+impl Connections {
+    /// Spawns the task of a new connection. If there are `most` already, ends the oldest one.
+    fn spawn(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.retain(|task| !task.is_finished());
+        if self.tasks.len() >= self.most
+            && let Some(oldest) = self.tasks.pop_front()
+        {
+            oldest.abort();
+        }
+        self.tasks.push_back(tokio::spawn(connection));
     }
 }
 
@@ -79,18 +132,20 @@ impl Service<Request<Incoming>> for Limited {
 
 #[cfg(test)]
 mod tests {
-    use std::{future, net::SocketAddr};
+    use std::{future, io, net::SocketAddr};
 
     use axum::routing::{get, post};
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpStream,
         sync::oneshot,
-        task::JoinHandle,
         time::{Instant, pause, resume},
     };
 
     use super::*;
+
+    /// Maximum number of connections of the tests' server.
+    const MOST: usize = 3;
 
     async fn start(stop: impl Future<Output = ()> + Send + 'static) -> (SocketAddr, JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -98,7 +153,7 @@ mod tests {
         let router = Router::new()
             .route("/", get(|| async { "served" }))
             .route("/form", post(|body: String| async move { drop(body) }));
-        (address, tokio::spawn(serve_until(listener, router, stop)))
+        (address, tokio::spawn(serve_until(listener, router, MOST, stop)))
     }
 
     /// Sends `request` and reads the beginning `answer`. Then lets time pass, until the server closes the connection;
@@ -139,15 +194,60 @@ mod tests {
         }
     }
 
+    /// Sends a request, and reads the whole response.
+    async fn ask(stream: &mut TcpStream) -> io::Result<()> {
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await?;
+        let mut response = Vec::new();
+        while !response.ends_with(b"served") {
+            if stream.read_buf(&mut response).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn client_beyond_the_maximum_ends_the_oldest_connection() {
+        let (address, _server) = start(future::pending()).await;
+        let mut held = Vec::new();
+        for _ in 0..=MOST {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            ask(&mut stream).await.unwrap();
+            held.push(stream);
+        }
+        let mut oldest = held.remove(0);
+        let mut rest = Vec::new();
+        let ended = timeout(LONGEST_REQUEST / 2, oldest.read_to_end(&mut rest)).await;
+        let (Ok(_) | Err(_)) = ended.expect("the server has closed the oldest connection");
+        for stream in &mut held {
+            ask(stream).await.expect("the others are open");
+        }
+    }
+
+    #[tokio::test]
+    async fn client_that_does_not_read_loses_its_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        limit_stalls(&listener, Duration::from_millis(300)).unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let refused = async {
+            loop {
+                if let Err(error) = stream.write_all(&[0; 1 << 16]).await {
+                    break error.kind();
+                }
+            }
+        };
+        let refused =
+            timeout(Duration::from_secs(60), refused).await.expect("the kernel ends the connection");
+        assert_eq!(refused, io::ErrorKind::TimedOut);
+    }
+
     #[tokio::test]
     async fn server_that_stops_closes_idle_connections_at_once() {
         let (stop, stopped) = oneshot::channel::<()>();
         let (address, server) = start(async move { drop(stopped.await) }).await;
         let mut idle = TcpStream::connect(address).await.unwrap();
-        idle.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
-        let mut first = [0; 12];
-        idle.read_exact(&mut first).await.unwrap();
-        assert_eq!(&first, b"HTTP/1.1 200");
+        ask(&mut idle).await.unwrap();
         drop(stop);
         server.await.unwrap();
         idle.read_to_end(&mut Vec::new()).await.unwrap();

@@ -89,7 +89,7 @@ impl Datapath {
         match &mut handover {
             Some(handover) => handover.fill(&filter)?,
             None => {
-                handover::set_mode(&folder, OVER)?;
+                handover::set_mode(&folder.current(), OVER)?;
                 handover::describe(&folder)?;
             }
         }
@@ -220,9 +220,11 @@ impl Datapath {
         self.flow_events.take()
     }
 
-    /// Whether [`Self::finish_handover`] has yet to take over the data plane of an agent with another map layout.
-    pub const fn is_taking_over(&self) -> bool {
-        self.handover.is_some()
+    /// Whether a data plane with another map layout exists. [`Self::finish_handover`] or
+    /// [`Self::retire_other_versions`] will remove it, also from devices that have no programs of this agent.
+    pub fn replaces_another(&self) -> Result<bool, DatapathError> {
+        let current = self.folder.current();
+        Ok(self.folder.versions()?.iter().any(|version| *version != current))
     }
 
     /// Takes over the flows of an agent with another map layout, and removes its data plane. Must be called once, after
@@ -230,19 +232,21 @@ impl Datapath {
     pub fn finish_handover(&mut self) -> Result<(), DatapathError> {
         let Some(handover) = self.handover.take() else { return Ok(()) };
         handover.finish(&self.filter, || self.attach_sockets())?;
-        clsact::remove_earlier()
+        clsact::remove_earlier(&self.folder)
     }
 
-    /// Removes all data planes of other versions: those that have no description of their maps (before version 5), and
-    /// any other that was not taken over. Call it when the maps are complete and our programs attached, so that no
-    /// packet passes without a program. Connections that only the old data plane tracks are cut.
+    /// Removes what other versions have left: links and programs that this version does not know, and all data planes
+    /// with other map layouts, that is, those that have no description of their maps (before version 5), and any other
+    /// that was not taken over. Call it when the maps are complete and our programs attached, so that no packet passes
+    /// without a program. Connections that only the old data plane tracks are cut.
     pub fn retire_other_versions(&self) -> Result<(), DatapathError> {
         let current = self.folder.current();
         for version in self.folder.versions()?.into_iter().filter(|version| *version != current) {
             info!(version = %version.display(), "removing the data plane of another version");
             cleanup::remove_version(&version)?;
         }
-        clsact::remove_earlier()
+        attach::remove_unknown(&self.folder)?;
+        clsact::remove_earlier(&self.folder)
     }
 
     /// A handle that detects that the BPF file system was unmounted or covered, or that pins were removed, and can pin

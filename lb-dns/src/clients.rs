@@ -1,8 +1,8 @@
 //! Decides which clients get answers, and limits their rate.
 
 use std::{
-    collections::HashMap,
-    net::IpAddr,
+    collections::{BTreeSet, HashMap},
+    net::{IpAddr, SocketAddr},
     num::NonZeroU32,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -51,6 +51,8 @@ pub(crate) enum Admission {
 pub(crate) struct Clients {
     access: Access,
     sources: Mutex<Cache<IpAddr, Bucket>>,
+    /// Address and port of the sockets from which this process queries itself.
+    own: Mutex<BTreeSet<(IpAddr, u16)>>,
     connections: Arc<Mutex<HashMap<IpAddr, usize>>>,
 }
 
@@ -70,9 +72,23 @@ pub(crate) struct Connection {
     connections: Arc<Mutex<HashMap<IpAddr, usize>>>,
 }
 
+/// The exemption of a socket from the limits of its source, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Exemption<'a> {
+    clients: &'a Clients,
+    socket: (IpAddr, u16),
+}
+
+impl Drop for Exemption<'_> {
+    fn drop(&mut self) {
+        lock(&self.clients.own).remove(&self.socket);
+    }
+}
+
 impl Clients {
     pub(crate) fn new(access: Access) -> Self {
-        Self { access, sources: Mutex::new(Cache::new(MOST_SOURCES)), connections: Arc::default() }
+        let sources = Mutex::new(Cache::new(MOST_SOURCES));
+        Self { access, sources, own: Mutex::default(), connections: Arc::default() }
     }
 
     pub(crate) fn is_allowed(&self, client: IpAddr) -> bool {
@@ -93,6 +109,25 @@ impl Clients {
             (true, excess) if excess % 2 == 0 => Admission::Slip,
             _ => Admission::Drop,
         }
+    }
+
+    /// As [`Self::admit`], for a query from this socket; those of this process have no limit.
+    pub(crate) fn admit_from(&self, client: SocketAddr, now: Instant) -> Admission {
+        let admission = self.admit(client.ip(), now);
+        let is_over_its_rate = matches!(admission, Admission::Slip | Admission::Drop);
+        if is_over_its_rate && lock(&self.own).contains(&(client.ip(), client.port())) {
+            return Admission::Answer;
+        }
+        admission
+    }
+
+    /// Exempts the queries of a socket of this process from the limit of their source. Other processes of the node, and
+    /// over IPv6 a neighbour that forges the node's address, share the source, but cannot send from the socket's port,
+    /// or do not know it.
+    pub(crate) fn exempt(&self, socket: SocketAddr) -> Exemption<'_> {
+        let socket = (socket.ip(), socket.port());
+        lock(&self.own).insert(socket);
+        Exemption { clients: self, socket }
     }
 
     /// Counts a query of the source. Returns how many queries in a row, with this one, have exceeded the rate; 0 if
@@ -194,6 +229,21 @@ mod tests {
         assert_eq!(counts("fd00:0:0:2::2", start)[0], 10, "another pod of the same /64");
         let refused = (0..30).filter(|_| admit(&clients, "192.0.2.1", start) == Admission::Refuse).count();
         assert_eq!(refused, 10, "a stranger gets no answer over its rate");
+    }
+
+    #[test]
+    fn socket_of_this_process_is_answered_although_its_source_is_over_its_rate() {
+        let (clients, now) = (clients(10), Instant::now());
+        let is_answered = |socket: &str| {
+            let admit = || clients.admit_from(socket.parse().unwrap(), now);
+            (0..4).all(|_| admit() == Admission::Answer)
+        };
+        let exemption = clients.exempt("10.0.0.1:40000".parse().unwrap());
+        while is_answered("10.0.0.1:50000") {}
+        assert!(is_answered("10.0.0.1:40000"));
+        assert!(!is_answered("10.0.0.1:40001"), "another process");
+        drop(exemption);
+        assert!(!is_answered("10.0.0.1:40000"));
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::{
     query::{Query, Refusal, our_edns},
     stats::Stats,
     tcp, udp,
-    upstream::Ask,
+    upstream::{self, Ask, ServerCode},
 };
 
 /// Maximum number of TCP connections at a time.
@@ -99,6 +99,17 @@ impl Server {
                 never = tcp::serve(self, tcp_listener) => never,
             }
         })
+    }
+
+    /// Asks this server, which listens at `address`, over UDP for an address of `name`. The query has no limit of its
+    /// source: that address is the node's, and whoever uses up its rate must not make the server look dead.
+    ///
+    /// # Errors
+    /// An invalid name, and errors of the socket. The caller must limit the time: this function has no timeout.
+    pub async fn ask_itself(&self, address: SocketAddr, name: &str) -> io::Result<ServerCode> {
+        let socket = upstream::connect(address).await?;
+        let _exemption = self.clients.exempt(socket.local_addr()?);
+        upstream::code_over(&socket, name).await
     }
 
     /// How many datagrams and connections of allowed clients have come from other addresses than the one that the

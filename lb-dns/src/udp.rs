@@ -52,7 +52,7 @@ pub(crate) async fn serve(server: Arc<Server>, socket: UdpSocket) -> Infallible 
 
 /// Answers a query, or begins to ask upstream servers.
 async fn answer(server: &Arc<Server>, socket: &Arc<UdpSocket>, client: SocketAddr, bytes: &[u8]) {
-    let admission = server.clients.admit(client.ip(), Instant::now());
+    let admission = server.clients.admit_from(client, Instant::now());
     server.stats.refused_clients.inc_by((admission == Admission::Refuse).into());
     server.stats.rate_limited.inc_by([Admission::Slip, Admission::Drop].contains(&admission).into());
     // No client has port 0, so such a query is forged: its answer would go to a victim, or nowhere.

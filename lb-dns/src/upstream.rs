@@ -35,7 +35,7 @@ pub(crate) async fn exchange(server: SocketAddr, ask: &Ask) -> io::Result<Messag
 }
 
 async fn exchange_as(server: SocketAddr, ask: &Ask, form: Form) -> io::Result<Message> {
-    let answer = over_udp(server, ask, form).await?;
+    let answer = over_udp(&connect(server).await?, ask, form).await?;
     if answer.metadata.truncation { over_tcp(server, ask, form).await } else { Ok(answer) }
 }
 
@@ -61,24 +61,34 @@ pub struct ServerCode {
 /// # Errors
 /// An invalid name, and errors of the socket. The caller must limit the time: this function has no timeout.
 pub async fn response_code(server: SocketAddr, name: &str) -> io::Result<ServerCode> {
+    code_over(&connect(server).await?, name).await
+}
+
+/// As [`response_code`], through a socket that is connected to the server.
+pub(crate) async fn code_over(socket: &UdpSocket, name: &str) -> io::Result<ServerCode> {
     let of_root = name.is_empty();
     let mut name = Name::from_ascii(name).map_err(io::Error::other)?;
     name.set_fqdn(true);
     let question = Question::query(name, if of_root { RecordType::NS } else { RecordType::A });
     let ask = Ask { question, dnssec_ok: false, checking_disabled: false };
-    let code = over_udp(server, &ask, Form::Edns).await?.metadata.response_code;
+    let code = over_udp(socket, &ask, Form::Edns).await?.metadata.response_code;
     let is_usable = !matches!(code, ResponseCode::ServFail | ResponseCode::Refused);
     Ok(ServerCode { is_usable, text: code.to_string() })
 }
 
-/// Every question has its own port and a random ID, which an attacker would have to guess (RFC 5452).
-async fn over_udp(server: SocketAddr, ask: &Ask, form: Form) -> io::Result<Message> {
+/// A socket for one question. Every question has its own port and a random ID, which an attacker would have to guess
+/// (RFC 5452).
+pub(crate) async fn connect(server: SocketAddr) -> io::Result<UdpSocket> {
     let any: SocketAddr = match server {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
     let socket = UdpSocket::bind(any).await?;
     socket.connect(server).await?;
+    Ok(socket)
+}
+
+async fn over_udp(socket: &UdpSocket, ask: &Ask, form: Form) -> io::Result<Message> {
     let id = rand::random();
     socket.send(&encode(ask, id, form)?).await?;
     let mut buffer = vec![0; 4096];

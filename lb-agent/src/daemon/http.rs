@@ -22,12 +22,13 @@ const BACKLOG: u32 = 1024;
 /// Pause before the next attempt to listen on a busy address.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Serves `router` on `address`. As in kube-proxy, a busy address does not stop the agent: the agent logs one warning
-/// and retries until it can listen. `attempted` receives the result of each attempt.
+/// Serves `router` on `address`, on at most `most` connections at a time. As in kube-proxy, a busy address does not
+/// stop the agent: the agent logs one warning and retries until it can listen. `attempted` receives the result of each
+/// attempt.
 pub(super) async fn serve(
     what: &'static str,
     address: SocketAddr,
-    router: Router,
+    (router, most): (Router, usize),
     attempted: impl Fn(Result<(), &io::Error>),
 ) -> anyhow::Result<Infallible> {
     let mut warned = false;
@@ -36,7 +37,7 @@ pub(super) async fn serve(
             Ok(listener) => {
                 info!(%address, "serving {what}");
                 attempted(Ok(()));
-                return Ok(http_server::serve(listener, router).await);
+                return Ok(http_server::serve(listener, router, most).await);
             }
             Err(error) => error,
         };
@@ -90,7 +91,7 @@ mod tests {
         let attempted =
             move |result: Result<(), &io::Error>| sender.send(result.map_err(io::Error::kind)).unwrap();
         tokio::select! {
-            served = serve("/test", address, Router::new(), attempted) => panic!("{served:?}"),
+            served = serve("/test", address, (Router::new(), 1), attempted) => panic!("{served:?}"),
             attempt = attempts.recv() => attempt.unwrap(),
         }
     }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::shortage::ShortageReport;
 use crate::{
     announce::{AnnouncementReport, bgp::BgpReport},
+    http_server,
     probe::CheckReport,
 };
 
@@ -136,6 +137,14 @@ impl Listener {
             Self::Healthz => "/healthz",
             Self::Metrics => "/metrics",
             Self::Web => "the pages for a browser",
+        }
+    }
+
+    /// Maximum number of connections of the server.
+    pub(super) const fn most_connections(self) -> usize {
+        match self {
+            Self::Healthz => http_server::MOST_OF_PROBES,
+            Self::Metrics | Self::Web => http_server::MOST_OF_PAGES,
         }
     }
 

@@ -147,7 +147,8 @@ impl Servers {
                 let stop_requested = async move {
                     let (Ok(()) | Err(_)) = stopped.await;
                 };
-                let task = tokio::spawn(http_server::serve_until(listener, router, stop_requested));
+                let most = http_server::MOST_OF_PROBES;
+                let task = tokio::spawn(http_server::serve_until(listener, router, most, stop_requested));
                 self.running.insert(place, Server { stop, task });
             }
             Err(error) => self.failed(place, error.to_string()),

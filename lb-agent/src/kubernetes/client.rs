@@ -14,8 +14,9 @@ use super::pace::Paced;
 
 /// After this time without data from the API server, the agent drops the connection. kube-apiserver sends a bookmark
 /// about every minute.
-const SILENCE: Duration = Duration::from_secs(150);
-const CONNECT: Duration = Duration::from_secs(10);
+pub(super) const SILENCE: Duration = Duration::from_secs(150);
+/// Time limit of an attempt to connect to the API server.
+pub(super) const CONNECT: Duration = Duration::from_secs(10);
 
 /// File with the namespace of the Pod in which the agent runs.
 const NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";

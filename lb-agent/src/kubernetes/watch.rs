@@ -19,11 +19,19 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::{kind::Kind, objects::Objects, watched::Watched};
+use super::{
+    client::{CONNECT, SILENCE},
+    kind::Kind,
+    objects::Objects,
+    watched::Watched,
+};
 
 /// Time without a failure after which a watch counts as resumed, since no event reports that a watch has resumed. It is
-/// longer than the pause between two attempts plus the time limit of a connection attempt.
-const QUIET: Duration = Duration::from_secs(90);
+/// longer than the time between two failures of a server that accepts connections and never answers.
+const QUIET: Duration = Duration::from_secs(240);
+/// Longest pause between two attempts ([`WatchStreamExt::default_backoff`]).
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const _: () = assert!(QUIET.as_secs() > LONGEST_PAUSE.as_secs() + CONNECT.as_secs() + SILENCE.as_secs());
 
 /// The watch of one kind of objects, with the state of its objects.
 pub(super) struct Watch<K: Kind> {

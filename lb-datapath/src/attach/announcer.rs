@@ -130,7 +130,7 @@ impl AnnounceAttacher {
 const SUFFIX: &str = "-announce";
 
 /// The interface index in the name of a link's pin, such as `7-announce`.
-fn parse_pin(path: &Path) -> Option<u32> {
+pub(super) fn parse_pin(path: &Path) -> Option<u32> {
     path.file_name()?.to_str()?.strip_suffix(SUFFIX)?.parse().ok()
 }
 

@@ -16,7 +16,7 @@ use crate::{
     },
     error::DatapathError,
     net::{
-        announced_routes::AnnouncedRoutes, catch::CatchDevice, netlink::Netlink, ports::PortReservation,
+        announced_routes::AnnouncedRoutes, catch::CatchDevice, ports::PortReservation,
         unreachable::UnreachableRoutes,
     },
     state::filter,
@@ -43,8 +43,10 @@ pub struct Removed {
 /// Unmounts the file system if an agent has mounted it and no other software has pins on it.
 ///
 /// # Errors
-/// An agent runs ([`DatapathError::Locked`]), or something cannot be removed.
+/// An agent runs ([`DatapathError::Locked`]), with pins on `bpffs` or, in this network namespace, on another BPF file
+/// system; or something cannot be removed.
 pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
+    bpffs::check_no_agent_runs()?;
     let Some(folder) = Folder::find(bpffs)? else {
         release_routes()?;
         return Ok(Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() });
@@ -58,7 +60,7 @@ pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
     }
     release_routes()?;
     let mut removed = Removed { attachments: clsact::remove_everywhere()?, ..Removed::default() };
-    remove_qdiscs(&folder)?;
+    clsact::release_qdiscs(&folder)?;
     removed.ports = PortReservation::new(folder.clone()).release()?;
     for version in folder.versions()? {
         detach_links(&version)?;
@@ -110,19 +112,6 @@ pub(crate) fn remove_version(version: &Path) -> Result<Removed, DatapathError> {
     }
     remove_folder(version)?;
     Ok(removed)
-}
-
-/// Removes the clsact qdiscs that agents have created, unless other software has filters in them.
-fn remove_qdiscs(folder: &Folder) -> Result<(), DatapathError> {
-    let mut netlink = open_netlink()?;
-    for index in clsact::marked(&folder.clsact())? {
-        clsact::release_qdisc(&mut netlink, folder, index)?;
-    }
-    Ok(())
-}
-
-fn open_netlink() -> Result<Netlink, DatapathError> {
-    Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))
 }
 
 fn remove_folder(folder: &Path) -> Result<(), DatapathError> {

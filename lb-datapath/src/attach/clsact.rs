@@ -233,9 +233,11 @@ fn remove_filter(netlink: &mut Netlink, ifindex: u32, direction: Direction, it: 
     netlink.execute(RouteNetlinkMessage::DelTrafficFilter(message), 0)
 }
 
-/// Removes our filters with other map layouts from all devices.
-pub(crate) fn remove_earlier() -> Result<(), DatapathError> {
-    remove_from_all(|filter| !filter.is_of_this_layout()).map(drop)
+/// Removes our filters with other map layouts from all devices, and the qdiscs that agents have created and that have
+/// no filters now.
+pub(crate) fn remove_earlier(folder: &Folder) -> Result<(), DatapathError> {
+    remove_from_all(|filter| !filter.is_of_this_layout())?;
+    release_qdiscs(folder)
 }
 
 /// Removes our filters with any map layout from all devices; returns their number.
@@ -244,7 +246,7 @@ pub(crate) fn remove_everywhere() -> Result<usize, DatapathError> {
 }
 
 fn remove_from_all(which: impl Fn(&Filter) -> bool) -> Result<usize, DatapathError> {
-    let mut netlink = Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))?;
+    let mut netlink = open_netlink()?;
     let devices =
         network::names(&mut netlink).map_err(|error| DatapathError::netlink("list devices", error))?;
     let mut removed = 0;
@@ -266,13 +268,23 @@ fn remove_from_all(which: impl Fn(&Filter) -> bool) -> Result<usize, DatapathErr
     Ok(removed)
 }
 
+fn open_netlink() -> Result<Netlink, DatapathError> {
+    Netlink::open().map_err(|error| DatapathError::netlink("open a socket", error))
+}
+
 fn none_if_gone<T: Default>(error: io::Error) -> io::Result<T> {
     if is_gone(&error) { Ok(T::default()) } else { Err(error) }
 }
 
+/// Calls [`release_qdisc`] for each device whose clsact qdisc an agent has created.
+pub(crate) fn release_qdiscs(folder: &Folder) -> Result<(), DatapathError> {
+    let mut netlink = open_netlink()?;
+    marked(&folder.clsact())?.into_iter().try_for_each(|index| release_qdisc(&mut netlink, folder, index))
+}
+
 /// Removes the clsact qdisc of a device, if an agent has created the qdisc and it has no filters. Does nothing while
-/// the qdisc has filters of this map layout. After the last of these, removes the mark that an agent has created the
-/// qdisc, even if filters of other software are left.
+/// the qdisc has filters of ours with any map layout: during an upgrade, those of the earlier agent go last. After the
+/// last of these, removes the mark that an agent has created the qdisc, even if filters of other software are left.
 pub(crate) fn release_qdisc(
     netlink: &mut Netlink,
     folder: &Folder,
@@ -296,7 +308,7 @@ pub(crate) fn release_qdisc(
             Err(error) => return Err(failed(error)),
         }
     }
-    if filters.iter().filter_map(our_filter).any(|filter| filter.is_of_this_layout()) {
+    if filters.iter().any(|filter| our_filter(filter).is_some()) {
         return Ok(());
     }
     if filters.is_empty() && !is_gone_already {

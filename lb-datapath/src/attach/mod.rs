@@ -10,7 +10,19 @@ pub(crate) mod sockets;
 pub(crate) mod tcx;
 pub(crate) mod xdp;
 
-use crate::{attach::direction::Direction, bpf::options::Options};
+use std::path::Path;
+
+use tracing::info;
+
+use crate::{
+    attach::direction::Direction,
+    bpf::{
+        bpffs::{self, Folder},
+        layout::{ON_DEMAND, PROGRAMS, SOCKET_HOOKS},
+        options::Options,
+    },
+    error::DatapathError,
+};
 
 /// Names of the programs that the devices in the options need: on tc hooks, and for the XDP mode that is tried first.
 pub(crate) fn programs_of_devices(options: &Options) -> Vec<&'static str> {
@@ -19,4 +31,29 @@ pub(crate) fn programs_of_devices(options: &Options) -> Vec<&'static str> {
         Direction::BOTH.map(|direction| attacher::program_of(device, direction)).into_iter().chain(xdp)
     };
     options.devices.iter().flat_map(of_device).collect()
+}
+
+/// Removes the pins of links and programs that this version does not know: another version with the same map layout has
+/// left them. Without its pin, a link detaches its program.
+pub(crate) fn remove_unknown(folder: &Folder) -> Result<(), DatapathError> {
+    let links = bpffs::entries(&folder.links())?.into_iter().filter(|pin| !is_known_link(pin));
+    let programs = bpffs::entries(&folder.programs())?.into_iter().filter(|pin| !is_known_program(pin));
+    for pin in links.chain(programs) {
+        info!(pin = %pin.display(), "removing what another version has left");
+        bpffs::unpin(&pin)?;
+    }
+    Ok(())
+}
+
+fn is_known_link(pin: &Path) -> bool {
+    direction::parse_pin(pin).is_some()
+        || announcer::parse_pin(pin).is_some()
+        || xdp::parse_pin(pin).is_some()
+        || sockets::is_pin(pin)
+}
+
+fn is_known_program(pin: &Path) -> bool {
+    let of_sockets = SOCKET_HOOKS.iter().map(|hook| hook.program);
+    let mut known = PROGRAMS.into_iter().chain(ON_DEMAND).chain(of_sockets);
+    known.any(|program| pin.file_name().is_some_and(|name| name == program))
 }

@@ -117,6 +117,11 @@ fn detach(folder: &Folder) -> Result<(), DatapathError> {
     Ok(())
 }
 
+/// Whether a pin in the folder of links has the name of a socket program of this version.
+pub(super) fn is_pin(link: &Path) -> bool {
+    detach_order(link) < SOCKET_HOOKS.len()
+}
+
 /// The position of a pinned link in the order in which [`cleanup`](super::cleanup) detaches links. The links of socket
 /// programs come first, in the order of [`detach`].
 pub(super) fn detach_order(link: &Path) -> usize {

@@ -337,7 +337,7 @@ pub(crate) fn links(folder: &Folder) -> Result<Vec<(u32, XdpMode, u32)>, Datapat
 }
 
 /// Interface index and mode in the name of a link's pin, such as `7-xdp-native`.
-fn parse_pin(path: &Path) -> Option<(u32, XdpMode)> {
+pub(super) fn parse_pin(path: &Path) -> Option<(u32, XdpMode)> {
     let (index, mode) = path.file_name()?.to_str()?.split_once("-xdp-")?;
     let mode = XdpMode::ALL.into_iter().find(|candidate| candidate.as_str() == mode)?;
     Some((index.parse().ok()?, mode))

@@ -12,7 +12,10 @@
 
 use std::{
     fs, io,
-    os::fd::{AsFd, OwnedFd},
+    os::{
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt as _,
+    },
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -32,6 +35,9 @@ use crate::error::DatapathError;
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// Mount source of a BPF file system that the agent has mounted, as `/proc/thread-self/mountinfo` shows it.
 const MOUNT_SOURCE: &str = "lb-agent";
+
+/// The file systems of this mount namespace, as proc_pid_mountinfo(5) describes them.
+const MOUNTS: &str = "/proc/thread-self/mountinfo";
 
 /// Number of attempts to get the lock or to unmount, and the pause between two attempts: together a second, because on
 /// an overloaded machine a command may lose its CPU while it holds the lock or has a folder open.
@@ -252,9 +258,39 @@ pub(crate) fn is_bpffs(path: &Path) -> Result<bool, DatapathError> {
     Ok(u64::try_from(statistics.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC))
 }
 
+/// Checks that no agent runs in this network namespace, as far as this process can see: the BPF file system with the
+/// agent's pins must be mounted in this mount namespace, and the agent must be in this PID namespace.
+///
+/// # Errors
+/// [`DatapathError::Locked`] if an agent runs.
+pub(crate) fn check_no_agent_runs() -> Result<(), DatapathError> {
+    let mounts = fs::read_to_string(MOUNTS).map_err(|error| DatapathError::file("read", MOUNTS, error))?;
+    for point in mounts_of_kind(&mounts, "bpf") {
+        let root = Folder { bpffs: point.into() }.root();
+        // If the folder does not exist or cannot be locked for another reason, no agent is known to use it.
+        if let Err(error @ DatapathError::Locked { .. }) =
+            try_lock(&root, FlockOperation::NonBlockingLockShared)
+            && fs::File::open(&root)
+                .ok()
+                .and_then(|folder| locked_by(folder.as_fd()))
+                .is_some_and(shares_netns)
+        {
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+/// Whether the process is in the network namespace of this thread; false if that is unknown.
+fn shares_netns(pid: u32) -> bool {
+    let netns = |process: &str| {
+        fs::metadata(format!("/proc/{process}/ns/net")).ok().map(|file| (file.dev(), file.ino()))
+    };
+    netns(&pid.to_string()).is_some_and(|theirs| Some(theirs) == netns("thread-self"))
+}
+
 /// Whether the topmost file system that is mounted at `path` is one that the agent has mounted.
 fn is_our_mount(path: &Path) -> Result<bool, DatapathError> {
-    const MOUNTS: &str = "/proc/thread-self/mountinfo";
     let path = fs::canonicalize(path).map_err(|error| DatapathError::file("resolve", path, error))?;
     let mounts = fs::read_to_string(MOUNTS).map_err(|error| DatapathError::file("read", MOUNTS, error))?;
     Ok(mounts
@@ -266,7 +302,11 @@ fn is_our_mount(path: &Path) -> Result<bool, DatapathError> {
 
 /// Path of the first mount of a file system of type `kind`, in the text of `/proc/thread-self/mountinfo`.
 pub(crate) fn mount_of_kind<'a>(mounts: &'a str, kind: &str) -> Option<&'a str> {
-    mounts.lines().filter_map(Mount::parse).find(|mount| mount.kind == kind).map(|mount| mount.point)
+    mounts_of_kind(mounts, kind).next()
+}
+
+fn mounts_of_kind<'a>(mounts: &'a str, kind: &str) -> impl Iterator<Item = &'a str> {
+    mounts.lines().filter_map(Mount::parse).filter(move |mount| mount.kind == kind).map(|mount| mount.point)
 }
 
 /// A line of `/proc/thread-self/mountinfo`, as proc_pid_mountinfo(5) describes it.
@@ -287,12 +327,15 @@ impl<'a> Mount<'a> {
 /// Describes the process that holds the lock of a folder, by `/proc/locks`. A holder that is not listed there is taken
 /// to be in another PID namespace.
 fn holder(folder: &OwnedFd) -> String {
-    let pid = rustix::fs::fstat(folder.as_fd()).ok().and_then(|status| {
-        fs::read_to_string("/proc/locks").ok().and_then(|locks| holder_pid(&locks, status.st_ino))
-    });
-    let Some(pid) = pid else { return "a process in another PID namespace".to_owned() };
+    let Some(pid) = locked_by(folder.as_fd()) else { return "a process in another PID namespace".to_owned() };
     let command = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     format!("pid {pid} {}", command.trim()).trim_end().to_owned()
+}
+
+/// The process that holds the lock of a folder; `None` if `/proc/locks` does not list it.
+fn locked_by(folder: BorrowedFd<'_>) -> Option<u32> {
+    let inode = rustix::fs::fstat(folder).ok()?.st_ino;
+    holder_pid(&fs::read_to_string("/proc/locks").ok()?, inode)
 }
 
 /// The process with an exclusive `flock` on the file with this inode number, from lines such as `3: FLOCK  ADVISORY
@@ -337,5 +380,7 @@ mod tests {
         let line = "36 35 0:33 / /sys/fs/bpf rw,nosuid shared:9 - bpf lb-agent rw,mode=700";
         let mount = Mount::parse(line).unwrap();
         assert_eq!((mount.point, mount.kind, mount.source), ("/sys/fs/bpf", "bpf", "lb-agent"));
+        let all = format!("{line}\n37 35 0:34 / /run rw - tmpfs tmpfs rw\n38 35 0:35 / /b rw - bpf bpf rw\n");
+        assert_eq!(mounts_of_kind(&all, "bpf").collect::<Vec<_>>(), ["/sys/fs/bpf", "/b"]);
     }
 }

@@ -72,7 +72,10 @@ fn rank(name: &str) -> usize {
 fn verify_one(name: &'static str, program: Option<&mut Program>) -> Result<OwnedFd, DatapathError> {
     let failed = |error: ProgramError| DatapathError::Program { program: name, reason: explain(&error) };
     let program = program.ok_or_else(|| DatapathError::Object(format!("program {name} is missing")))?;
-    load_program(program).map_err(failed)?;
+    // A program has a descriptor already if an earlier call has loaded it and could not pin it.
+    if program.fd().is_err() {
+        load_program(program).map_err(failed)?;
+    }
     let fd = program.fd().map_err(failed)?.as_fd().try_clone_to_owned();
     fd.map_err(|error| DatapathError::Program { program: name, reason: error.to_string() })
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs};
 
 use aya::programs::TcAttachType;
-use lb_datapath::{AttachMode, Datapath, Options, Pinned, cleanup};
+use lb_datapath::{AttachMode, Datapath, Device, Layer, Options, Pinned, cleanup};
 use lb_tests::skip;
 use nix::{
     mount::{MntFlags, umount2},
@@ -136,6 +136,24 @@ fn attach_mode_change_leaves_one_program_that_answers_for_announced_addresses() 
         assert_eq!(filters, expected, "{mode:?}");
         eventually(|| tcx("wire0", TcAttachType::Ingress).len() == links);
     }
+}
+
+/// While a pin's path is taken, the kernel accepts the program, and the agent cannot pin it.
+#[test]
+fn program_is_attached_once_the_path_of_its_pin_is_free() {
+    let sandbox = Sandbox::new();
+    let tunnel = [Device { layer: Layer::Ip, ..wire("tun0", 50) }];
+    let datapath = sandbox.open();
+    let mut attacher = datapath.attacher().unwrap();
+    let taken = sandbox.pin("programs/tc_ingress_l3");
+    fs::create_dir(&taken).unwrap();
+    for _ in 0..2 {
+        let failed = attacher.sync(&tunnel).unwrap().failed;
+        let points: Vec<String> = failed.iter().map(|(point, _)| point.to_string()).collect();
+        assert_eq!(points, ["tun0 ingress"], "{failed:?}");
+    }
+    fs::remove_dir(&taken).unwrap();
+    assert_eq!(sync(&mut attacher, &tunnel), (1, 0));
 }
 
 #[test]

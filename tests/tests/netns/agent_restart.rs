@@ -166,10 +166,14 @@ fn cleanup_beside_a_running_agent_removes_nothing() {
     let has_routes = || (unreachable_routes(&bed) == 2).then_some(());
     wait_for(PATIENCE, has_routes).expect("unreachable routes");
     let programs_before = programs(&bed);
-    agent::ask(&node1, &bpffs, &["cleanup"]).unwrap_err();
-    assert_eq!(unreachable_routes(&bed), 2);
-    assert_eq!(programs(&bed), programs_before);
-    assert_served(&bed);
+    // The second path is mistyped: nothing is pinned there.
+    for given in [bpffs, bed.cluster.folder().join("elsewhere")] {
+        let error = agent::ask(&node1, &given, &["cleanup"]).unwrap_err().to_string();
+        assert!(error.contains("another lb-agent"), "{error}");
+        assert_eq!(unreachable_routes(&bed), 2);
+        assert_eq!(programs(&bed), programs_before);
+        assert_served(&bed);
+    }
 }
 
 #[test]

@@ -56,7 +56,7 @@ async fn serve(listener: TcpListener, router: Router) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
     tokio::select! {
-        never = http_server::serve(listener, router) => match never {},
+        never = http_server::serve(listener, router, http_server::MOST_OF_PAGES) => match never {},
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     }

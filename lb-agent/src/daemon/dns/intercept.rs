@@ -22,7 +22,7 @@ use lb_core::{
     model::{NodeAddresses, ObjectName},
 };
 use lb_datapath::{DnsIntercepts, Stats, monotonic_nanoseconds};
-use lb_dns::{BindError, Forwarder, Names, Server, response_code};
+use lb_dns::{BindError, Forwarder, Names, Server};
 use tokio::{
     sync::watch,
     task::{JoinHandle, block_in_place},
@@ -145,8 +145,9 @@ impl Intercept {
         until: &mut BTreeMap<SocketAddr, u64>,
     ) -> bool {
         let now = monotonic_nanoseconds();
-        for address in listeners.addresses() {
-            queries.push(lease(address, format!("dns-version.{}.", self.domain), now).boxed());
+        for Listener { address, server, .. } in &listeners.all {
+            let name = format!("dns-version.{}.", self.domain);
+            queries.push(lease(Arc::clone(server), *address, name, now).boxed());
         }
         let mut has_written = false;
         let answers = async {
@@ -238,10 +239,6 @@ impl Listeners {
         }
     }
 
-    fn addresses(&self) -> Vec<SocketAddr> {
-        self.all.iter().map(|listener| listener.address).collect()
-    }
-
     fn serves(&self, address: SocketAddr) -> bool {
         self.all.iter().any(|listener| listener.address == address)
     }
@@ -282,10 +279,15 @@ fn entries(cluster_ips: &[IpAddr], until: &BTreeMap<SocketAddr, u64>) -> BTreeMa
     entries
 }
 
-/// Asks a listener `name` at the time `now`; returns the listener's address and the end of its lease if a usable answer
-/// arrives within [`PATIENCE`].
-async fn lease(address: SocketAddr, name: String, now: u64) -> Option<(SocketAddr, u64)> {
-    let answer = timeout(PATIENCE, response_code(address, &name)).await;
+/// Asks the server at the address for `name` at the time `now`; returns the address and the end of its lease if a
+/// usable answer arrives within [`PATIENCE`].
+async fn lease(
+    server: Arc<Server>,
+    address: SocketAddr,
+    name: String,
+    now: u64,
+) -> Option<(SocketAddr, u64)> {
+    let answer = timeout(PATIENCE, server.ask_itself(address, &name)).await;
     let answers = answer.is_ok_and(|answer| answer.is_ok_and(|code| code.is_usable));
     answers.then_some((address, now + nanoseconds(LEASE)))
 }

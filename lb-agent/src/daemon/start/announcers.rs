@@ -3,35 +3,44 @@
 use std::path::Path;
 
 use lb_core::announce::voters::Ballot;
+use lb_datapath::Network;
 use tokio::sync::watch;
 
-use super::opened::Opened;
+use super::{channels::Channels, opened::Opened};
 use crate::{
-    announce::{self, Announcer, Coverage, Key, Members, Who, bgp::Completeness},
+    announce::{self, Announcer, Coverage, Key, Members, Who},
     config::{AnnounceConfig, Config, ConfigError, Source, refused},
     daemon::{routes, tasks::Tasks},
 };
 
-/// Spawns the tasks that announce at layer 2 and by BGP, and the one that reports what they do not announce. `complete`
-/// says whether the agent has read all objects, or all readable ones, and written them to the kernel.
+/// Spawns the tasks that announce at layer 2 and by BGP, and the one that reports what they do not announce. `network`
+/// receives changes of the network.
 pub(super) fn spawn(
     config: &Config,
     opened: &Opened,
-    sources: announce::Sources,
-    complete: watch::Receiver<Completeness>,
-    ballots: watch::Sender<Ballot>,
+    channels: &Channels,
+    network: watch::Receiver<Network>,
+    stop: &watch::Sender<bool>,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
+    let sources = announce::Sources {
+        advertised: channels.advertised.receiver.clone(),
+        cluster: channels.cluster.receiver.clone(),
+        holders: channels.holders.receiver.clone(),
+        network,
+        synchronised: channels.synchronised.receiver.clone(),
+        stop: stop.subscribe(),
+    };
     let by_bgp = routes::Inputs {
         advertised: sources.advertised.clone(),
         holders: sources.holders.clone(),
         synchronised: sources.synchronised.clone(),
-        complete,
+        complete: channels.complete.receiver.clone(),
     };
     // With an API server, the agent reads advertisements at layer 2 only if `--announce` is set.
     let at_layer_2 = matches!(config.source, Source::Manifests(_)) || config.announce.port.is_some();
     let (holders, layer_2) = (sources.holders.clone(), at_layer_2.then(|| sources.advertised.clone()));
-    spawn_at_layer_2(config, opened, sources, ballots, tasks)?;
+    spawn_at_layer_2(config, opened, sources, channels.ballots.sender.clone(), tasks)?;
     let bgp = routes::spawn(config, by_bgp, opened.observers(), tasks)?;
     tasks.spawn("advertised pools", Coverage { layer_2, bgp, holders }.run(opened.observers()));
     Ok(())

@@ -16,7 +16,6 @@ use crate::{
     daemon::{environment, shortage_watch::FlowCounts},
     health::Checks,
     kubernetes::NodeInfo,
-    probe,
 };
 
 /// Maximum number of events that wait for the writer.
@@ -29,7 +28,7 @@ pub(super) struct Channel<S, R> {
 }
 
 /// A channel that holds the latest value.
-pub(super) type Latest<T> = Channel<watch::Sender<T>, watch::Receiver<T>>;
+type Latest<T> = Channel<watch::Sender<T>, watch::Receiver<T>>;
 /// A channel that holds every value until it is received.
 type Queue<T> = Channel<mpsc::Sender<T>, mpsc::Receiver<T>>;
 /// A [`Queue`] without a maximum length.
@@ -76,8 +75,6 @@ pub(super) struct Channels {
     pub(super) counters: Latest<BTreeSet<u32>>,
     /// Counters of new and refused flows: from the shortage task to connection tracking.
     pub(super) flow_counts: Latest<FlowCounts>,
-    /// Targets of health checks: from the writer to the prober.
-    pub(super) targets: Unbounded<probe::Targets>,
     /// Changes: from the source of Services and the node task to the writer.
     pub(super) events: Queue<SourceEvent>,
     /// Requests: from the environment socket to the writer.
@@ -104,7 +101,6 @@ impl Channels {
             stale_udp: mpsc::unbounded_channel().into(),
             counters: latest(),
             flow_counts: latest(),
-            targets: mpsc::unbounded_channel().into(),
             events: mpsc::channel(QUEUE).into(),
             environments: mpsc::channel(1).into(),
         }

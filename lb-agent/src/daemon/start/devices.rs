@@ -8,12 +8,12 @@ use std::{
     time::Duration,
 };
 
-use lb_core::model::NodeAddresses;
+use lb_core::model::SourceEvent;
 use lb_datapath::{CatchDevice, DatapathError, Network, UnreachableRoutes};
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::opened::Opened;
+use super::{channels::Channels, opened::Opened};
 use crate::{
     cli::DsrEncapsulation,
     config::{Config, Source},
@@ -25,19 +25,35 @@ use crate::{
     },
 };
 
-/// Maximum number of attempts to attach the programs during a handover, and the pause between two of them. After the last
-/// attempt the agent goes on without the programs that it could not attach.
+/// Maximum number of attempts to attach the programs while there is a data plane with another map layout, and the pause
+/// between two of them. After the last attempt the agent goes on without the programs that it could not attach.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Brings the settings and the programs on devices up to date, completes the handover from an earlier agent, and spawns
-/// the task that keeps the programs attached. Returns the node task, the first facts for the writer, and the receiver
-/// of network changes. The caller sends the facts to the writer, and then spawns the node task.
+/// Brings the settings and the programs on devices up to date, completes the handover from an earlier agent, sends the
+/// first facts about the node to the writer, and spawns the tasks that keep all of this up to date. Returns the
+/// receiver of network changes.
 pub(super) fn spawn(
     config: &Config,
     opened: &mut Opened,
-    sources: impl FnOnce(watch::Receiver<Network>, watch::Receiver<Option<u32>>) -> Sources,
-    addresses: (watch::Sender<BTreeSet<IpAddr>>, watch::Sender<NodeAddresses>),
+    channels: &Channels,
+    tasks: &mut Tasks,
+) -> anyhow::Result<watch::Receiver<Network>> {
+    let (node, facts, network) = attach(config, opened, channels, tasks)?;
+    let zone = config.zone.as_deref().map(|zone| SourceEvent::Zone(Some(zone.into())));
+    let events = &channels.events.sender;
+    facts.events().into_iter().chain(zone).try_for_each(|event| events.try_send(event))?;
+    tasks.spawn("node", node.run(facts, events.clone()));
+    Ok(network)
+}
+
+/// Brings the settings and the programs on devices up to date, completes the handover from an earlier agent, and spawns
+/// the task that keeps the programs attached. Returns the node task, its first facts, and the receiver of network
+/// changes.
+fn attach(
+    config: &Config,
+    opened: &mut Opened,
+    channels: &Channels,
     tasks: &mut Tasks,
 ) -> anyhow::Result<(Node, Facts, watch::Receiver<Network>)> {
     let Opened { datapath, metrics, state, .. } = opened;
@@ -54,10 +70,19 @@ pub(super) fn spawn(
         catch: CatchDevice::default(),
     };
     let network = devices.network();
-    let sources = sources(devices.network(), devices.catch());
+    let sources = Sources {
+        network: devices.network(),
+        catch: devices.catch(),
+        info: channels.node_info.receiver.clone(),
+        service_cidrs: channels.service_cidrs.receiver.clone(),
+        peers: channels.peers.receiver.clone(),
+        synchronised: channels.synchronised.receiver.clone(),
+        routed: channels.routed.receiver.clone(),
+    };
+    let addresses = (channels.listen.sender.clone(), channels.addresses.sender.clone());
     let mut node = Node::new(node_options(config), sources, kernel, addresses, Arc::clone(state));
     let facts = node.update()?;
-    let attempts = if datapath.is_taking_over() { ATTEMPTS } else { 1 };
+    let attempts = if datapath.replaces_another()? { ATTEMPTS } else { 1 };
     if !sync_repeatedly(attempts, || devices.sync())? {
         warn!(
             "some devices have no programs of this agent (see the warnings above); packets through these devices reach \
@@ -69,9 +94,9 @@ pub(super) fn spawn(
     Ok((node, facts, network))
 }
 
-/// Calls `sync` until it has attached all programs at tc, at most `attempts` times; returns whether it has. The end
-/// of a handover removes the programs of an earlier agent, so a device that refuses programs for a moment (for example
-/// while it is being renamed) would have none until the next attempt.
+/// Calls `sync` until it has attached all programs at tc, at most `attempts` times; returns whether it has. The agent
+/// removes the programs of an earlier agent with another map layout soon afterwards, so a device that refuses programs
+/// for a moment (for example while it is being renamed) would have none until the next attempt.
 ///
 /// # Errors
 /// `sync` returns an error; this function then makes no further attempt.

@@ -1,46 +1,47 @@
 //! Starts the writer of Services, connection tracking, and the task that detects shortages.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
-use lb_core::{
-    model::{NodeAddresses, Policy, SourceEvent},
-    stale_udp::StaleFrontends,
-};
-use tokio::sync::{mpsc, watch};
+use lb_core::model::Policy;
+use tokio::sync::mpsc;
 
-use super::{channels::Latest, opened::Opened};
+use super::{channels::Channels, opened::Opened};
 use crate::{
     daemon::{
         conntrack,
         ends::Ends,
-        environment,
-        shortage_watch::{self, FlowCounts},
+        shortage_watch,
         tasks::Tasks,
         writer::{Listeners, Writer},
     },
+    flow_log::FlowLog,
+    kubernetes::Events,
     probe,
 };
 
-/// The channels to the tasks of this module and between them. ([`Listeners`] has the channels from the writer.)
-pub(super) struct FlowChannels {
-    pub(super) events: mpsc::Receiver<SourceEvent>,
-    pub(super) environments: mpsc::Receiver<environment::VariablesRequest>,
-    pub(super) addresses: watch::Receiver<NodeAddresses>,
-    pub(super) stale_udp: mpsc::UnboundedReceiver<StaleFrontends>,
-    pub(super) counters: Latest<BTreeSet<u32>>,
-    pub(super) flow_counts: Latest<FlowCounts>,
-}
-
-/// Spawns the writer, connection tracking, and the task that detects shortages. `unhealthy` are the endpoints that an
-/// earlier agent has found unhealthy.
+/// Spawns the writer, connection tracking, and the task that detects shortages. The writer gives the prober its
+/// targets; `unhealthy` are the endpoints that an earlier agent has found unhealthy. `emitted` receives Events about
+/// Services.
 pub(super) fn spawn(
     opened: Opened,
     policy: Policy,
-    unhealthy: probe::Remembered,
-    (channels, listeners): (FlowChannels, Listeners),
+    channels: Channels,
+    (targets, unhealthy): (mpsc::UnboundedSender<probe::Targets>, probe::Remembered),
+    emitted: Events,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
-    let FlowChannels { events, environments, addresses, stale_udp, counters, flow_counts } = channels;
+    let Channels { events, environments, addresses, stale_udp, counters, flow_counts, .. } = channels;
+    let listeners = Listeners {
+        stale_udp: stale_udp.sender,
+        checks: channels.checks.sender,
+        targets,
+        events: emitted,
+        holders: channels.holders.sender,
+        flow_log: opened.flow_log.as_ref().map(FlowLog::policies),
+        synchronised: channels.synchronised.sender,
+        routed: channels.routed.sender,
+        complete: channels.complete.sender,
+    };
     let (state, metrics) = opened.observers();
     let Opened { datapath, contents, traffic, flow_log, .. } = opened;
     let (flows, sockets) = (datapath.conntrack(), datapath.node_sockets()?);
@@ -61,9 +62,9 @@ pub(super) fn spawn(
     writer.adopt_flows(earlier);
     writer.adopt_unhealthy(unhealthy);
     let ends = Ends::new(writer.connection_rules(), sockets.clone());
-    let udp = conntrack::Udp { sockets, stale_udp, served: writer.served() };
-    let conntrack = conntrack::run(flows, (udp, ends), addresses, flow_counts.receiver, observers);
+    let udp = conntrack::Udp { sockets, stale_udp: stale_udp.receiver, served: writer.served() };
+    let conntrack = conntrack::run(flows, (udp, ends), addresses.receiver, flow_counts.receiver, observers);
     tasks.spawn("conntrack", conntrack);
-    tasks.spawn("writer", writer.run(events, counters.receiver, environments));
+    tasks.spawn("writer", writer.run(events.receiver, counters.receiver, environments.receiver));
     Ok(())
 }

@@ -20,7 +20,6 @@ mod source;
 
 use std::{collections::BTreeMap, convert::Infallible};
 
-use lb_core::model::SourceEvent;
 use lb_datapath::BpfLogger;
 use tokio::{
     io::{Interest, unix::AsyncFd},
@@ -28,12 +27,9 @@ use tokio::{
 };
 
 use self::{channels::Channels, opened::Opened};
-use super::{Pages, addresses, dns, environment, node::Sources, socket, tasks::Tasks, writer::Listeners};
+use super::{Pages, addresses, dns, socket, tasks::Tasks};
 use crate::{
-    announce,
     config::Config,
-    flow_log::FlowLog,
-    health::Servers,
     kubernetes::Events,
     probe::{self, Prober},
 };
@@ -63,87 +59,24 @@ fn spawn(
     stop: &watch::Sender<bool>,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
-    let Channels { node_info, service_cidrs, peers, synchronised, complete, routed, .. } = channels;
-    let Channels { listen, addresses, holders, advertised, cluster, ballots, .. } = channels;
-    let Channels { checks, stale_udp, counters, flow_counts, targets, events, environments, .. } = channels;
-
-    let sources = |network, catch| Sources {
-        network,
-        catch,
-        info: node_info.receiver.clone(),
-        service_cidrs: service_cidrs.receiver.clone(),
-        peers: peers.receiver,
-        synchronised: synchronised.receiver.clone(),
-        routed: routed.receiver,
-    };
-    let (node, facts, network) =
-        devices::spawn(config, &mut opened, sources, (listen.sender, addresses.sender), tasks)?;
-    servers::spawn(config, &opened, node_info.receiver, synchronised.receiver.clone(), tasks)?;
-    tasks.spawn("environment socket", environment::serve(config.kernel.bpffs.clone(), environments.sender));
+    let network = devices::spawn(config, &mut opened, &channels, tasks)?;
     let emitted = source::spawn_events(config, tasks);
-    let ranges = service_cidrs.receiver;
-    addresses::spawn(config, ranges.clone(), emitted.clone(), opened.observers(), stop, tasks);
-    let report = servers::health_report(emitted.clone(), config, &opened);
-    tasks.spawn("health checks of Services", Servers::new(checks.receiver, listen.receiver, report).run());
-    let zone = config.zone.as_deref().map(|zone| SourceEvent::Zone(Some(zone.into())));
-    for event in facts.events().into_iter().chain(zone) {
-        events.sender.try_send(event)?;
-    }
-    tasks.spawn("node", node.run(facts, events.sender.clone()));
-
-    let sources = announce::Sources {
-        advertised: advertised.receiver,
-        cluster: cluster.receiver,
-        holders: holders.receiver,
-        network,
-        synchronised: synchronised.receiver,
-        stop: stop.subscribe(),
-    };
-    announcers::spawn(config, &opened, sources, complete.receiver, ballots.sender, tasks)?;
-    let sources = dns::Sources { ranges, addresses: addresses.receiver.clone(), stop: stop.subscribe() };
-    spawn_dns(config, &opened, sources, tasks)?;
-    let probed = (targets.receiver, events.sender.clone());
-    let unhealthy = spawn_prober(config, &opened, probed, emitted.clone(), tasks)?;
-
-    let of_source = source::SourceChannels {
-        node_info: node_info.sender,
-        service_cidrs: service_cidrs.sender,
-        peers: peers.sender,
-        advertised: advertised.sender,
-        cluster: cluster.sender,
-        ballots: ballots.receiver,
-        events: events.sender,
-        emitted: emitted.clone(),
-    };
-    source::spawn(config, &opened, of_source, tasks);
-
-    let listeners = Listeners {
-        stale_udp: stale_udp.sender,
-        checks: checks.sender,
-        targets: targets.sender,
-        events: emitted,
-        holders: holders.sender,
-        flow_log: opened.flow_log.as_ref().map(FlowLog::policies),
-        synchronised: synchronised.sender,
-        routed: routed.sender,
-        complete: complete.sender,
-    };
-    let channels = flows::FlowChannels {
-        events: events.receiver,
-        environments: environments.receiver,
-        addresses: addresses.receiver,
-        stale_udp: stale_udp.receiver,
-        counters,
-        flow_counts,
-    };
-    flows::spawn(opened, config.policy(), unhealthy, (channels, listeners), tasks)
+    servers::spawn(config, &opened, &channels, emitted.clone(), tasks)?;
+    let ranges = channels.service_cidrs.receiver.clone();
+    addresses::spawn(config, ranges, emitted.clone(), opened.observers(), stop, tasks);
+    announcers::spawn(config, &opened, &channels, network, stop, tasks)?;
+    spawn_dns(config, &opened, &channels, stop, tasks)?;
+    let prober = spawn_prober(config, &opened, &channels, emitted.clone(), tasks)?;
+    source::spawn(config, &opened, &channels, emitted.clone(), tasks);
+    flows::spawn(opened, config.policy(), channels, prober, emitted, tasks)
 }
 
 /// Spawns the tasks of the DNS server, if the agent has one.
 fn spawn_dns(
     config: &Config,
     opened: &Opened,
-    sources: dns::Sources,
+    channels: &Channels,
+    stop: &watch::Sender<bool>,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
     let Opened { datapath, metrics, state, .. } = opened;
@@ -153,26 +86,34 @@ fn spawn_dns(
         kernel.intercepts.set(&BTreeMap::new())?;
     }
     if let Some(names) = &opened.names {
+        let sources = dns::Sources {
+            ranges: channels.service_cidrs.receiver.clone(),
+            addresses: channels.addresses.receiver.clone(),
+            stop: stop.subscribe(),
+        };
         dns::spawn(&config.dns, names, sources, kernel, metrics.dns(), state, tasks);
     }
     Ok(())
 }
 
-/// Spawns the task that probes endpoints. Returns those that an earlier agent has found unhealthy.
+/// Spawns the task that probes endpoints. Returns the sender of its targets, and the endpoints that an earlier agent
+/// has found unhealthy.
 fn spawn_prober(
     config: &Config,
     opened: &Opened,
-    channels: (mpsc::UnboundedReceiver<probe::Targets>, mpsc::Sender<SourceEvent>),
-    events: Events,
+    channels: &Channels,
+    emitted: Events,
     tasks: &mut Tasks,
-) -> anyhow::Result<probe::Remembered> {
+) -> anyhow::Result<(mpsc::UnboundedSender<probe::Targets>, probe::Remembered)> {
+    let (sender, targets) = mpsc::unbounded_channel();
     let (state, metrics) = opened.observers();
-    let observers = probe::Observers { board: state.board(), metrics, events };
+    let observers = probe::Observers { board: state.board(), metrics, events: emitted };
     let file = socket::record(&config.kernel.bpffs, "unhealthy")?;
     let unanswered = (config.syn_retries > 0).then(|| opened.datapath.unanswered()).transpose()?;
+    let channels = (targets, channels.events.sender.clone());
     let (prober, unhealthy) = Prober::new(&config.node_name, file, channels, unanswered, observers);
     tasks.spawn("health checks of endpoints", prober.run());
-    Ok(unhealthy)
+    Ok((sender, unhealthy))
 }
 
 async fn forward_log(logger: BpfLogger) -> anyhow::Result<Infallible> {

@@ -8,11 +8,11 @@ use jiff::Timestamp;
 use lb_web::{Access, Token};
 use tokio::sync::watch;
 
-use super::opened::Opened;
+use super::{channels::Channels, opened::Opened};
 use crate::{
     config::{Config, ConfigError, WebConfig, refused},
     daemon::{
-        Pages, bpffs, http,
+        Pages, bpffs, environment, http,
         report::{HealthzReport, Listener},
         socket,
         state::State,
@@ -25,18 +25,42 @@ use crate::{
     zpages::{self, About},
 };
 
-/// Spawns the servers of `/healthz`, `/metrics` and the status socket, the reports to the supervisor, and the watch
-/// over the BPF file system.
+/// Spawns the servers of `/healthz`, `/metrics`, the agent's sockets and the health of Services, the reports to the
+/// supervisor, and the watch over the BPF file system. `emitted` receives Events about Services whose health cannot be
+/// served.
 pub(super) fn spawn(
     config: &Config,
     opened: &Opened,
-    node_info: watch::Receiver<NodeInfo>,
-    synchronised: watch::Receiver<bool>,
+    channels: &Channels,
+    emitted: Events,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
     let Opened { datapath, metrics, state, .. } = opened;
-    let pins = bpffs::Pins { anchor: datapath.anchor()?, sockets: datapath.socket_attacher(), synchronised };
+    let pins = bpffs::Pins {
+        anchor: datapath.anchor()?,
+        sockets: datapath.socket_attacher(),
+        synchronised: channels.synchronised.receiver.clone(),
+    };
     tasks.spawn("BPF file system", bpffs::run(pins, Arc::clone(state), Arc::clone(metrics)));
+    spawn_healthz_and_metrics(config, opened, &channels.node_info.receiver, tasks);
+    let (bpffs, node_info) = (config.kernel.bpffs.clone(), channels.node_info.receiver.clone());
+    tasks.spawn("status socket", socket::serve(bpffs.clone(), Arc::clone(state), node_info));
+    supervisor::spawn(Arc::clone(state), tasks);
+    tasks.spawn("environment socket", environment::serve(bpffs, channels.environments.sender.clone()));
+    let (checks, listen) = (channels.checks.receiver.clone(), channels.listen.receiver.clone());
+    let report = health_report(emitted, config, opened);
+    tasks.spawn("health checks of Services", health::Servers::new(checks, listen, report).run());
+    Ok(())
+}
+
+/// Spawns the servers of `/healthz` and `/metrics`, as far as they are configured.
+fn spawn_healthz_and_metrics(
+    config: &Config,
+    opened: &Opened,
+    node_info: &watch::Receiver<NodeInfo>,
+    tasks: &mut Tasks,
+) {
+    let Opened { metrics, state, .. } = opened;
     if let Some(address) = config.healthz {
         state.set_healthz(HealthzReport::untried(address));
         let (asked, node_info) = (Arc::clone(state), node_info.clone());
@@ -54,10 +78,6 @@ pub(super) fn spawn(
         let router = metrics::router(Arc::clone(metrics)).merge(zpages::router(about));
         serve("metrics", (Listener::Metrics, address), router, state, tasks);
     }
-    let socket = socket::serve(config.kernel.bpffs.clone(), Arc::clone(state), node_info);
-    tasks.spawn("status socket", socket);
-    supervisor::spawn(Arc::clone(state), tasks);
-    Ok(())
 }
 
 /// Spawns the server of the web pages, if it is configured.
@@ -93,11 +113,12 @@ fn serve(
 ) {
     let state = Arc::clone(state);
     let attempted = move |attempt: Result<(), &io::Error>| state.record_attempt(listener, address, attempt);
-    tasks.spawn(task, http::serve(listener.served(), address, router, attempted));
+    let served = (router, listener.most_connections());
+    tasks.spawn(task, http::serve(listener.served(), address, served, attempted));
 }
 
 /// The functions by which the `healthCheckNodePort` servers ask whether the agent is healthy, and report their errors.
-pub(super) fn health_report(events: Events, config: &Config, opened: &Opened) -> health::Report {
+fn health_report(events: Events, config: &Config, opened: &Opened) -> health::Report {
     let state = Arc::clone(&opened.state);
     health::Report {
         healthy: Arc::new(move || state.health().healthy),

@@ -12,7 +12,7 @@ use lb_core::{
 };
 use tokio::sync::{mpsc, watch};
 
-use super::opened::Opened;
+use super::{channels::Channels, opened::Opened};
 use crate::{
     config::{Config, Source},
     daemon::{announced::Announced, state::State, tasks::Tasks},
@@ -22,18 +22,18 @@ use crate::{
 };
 
 /// The channels of the source: those to which it publishes what it reads, and `ballots`, from which it reads.
-pub(super) struct SourceChannels {
-    pub(super) node_info: watch::Sender<NodeInfo>,
-    pub(super) service_cidrs: watch::Sender<Vec<IpNet>>,
-    pub(super) peers: watch::Sender<Option<BTreeSet<IpAddr>>>,
-    pub(super) advertised: watch::Sender<Advertised>,
-    pub(super) cluster: watch::Sender<Cluster>,
+struct SourceChannels {
+    node_info: watch::Sender<NodeInfo>,
+    service_cidrs: watch::Sender<Vec<IpNet>>,
+    peers: watch::Sender<Option<BTreeSet<IpAddr>>>,
+    advertised: watch::Sender<Advertised>,
+    cluster: watch::Sender<Cluster>,
     /// Receives from the announcer the voters to write to the API server.
-    pub(super) ballots: watch::Receiver<Ballot>,
+    ballots: watch::Receiver<Ballot>,
     /// Sends changes to the writer.
-    pub(super) events: mpsc::Sender<SourceEvent>,
+    events: mpsc::Sender<SourceEvent>,
     /// Sends Kubernetes Events to the task that writes them to the API server.
-    pub(super) emitted: Events,
+    emitted: Events,
 }
 
 /// Spawns the task that writes Events to the API server. Without an API server, the agent drops Events.
@@ -46,8 +46,24 @@ pub(super) fn spawn_events(config: &Config, tasks: &mut Tasks) -> Events {
     events
 }
 
-/// Spawns the source of Services: the manifests or the API server.
-pub(super) fn spawn(config: &Config, opened: &Opened, channels: SourceChannels, tasks: &mut Tasks) {
+/// Spawns the source of Services: the manifests or the API server. `emitted` receives Events.
+pub(super) fn spawn(
+    config: &Config,
+    opened: &Opened,
+    channels: &Channels,
+    emitted: Events,
+    tasks: &mut Tasks,
+) {
+    let channels = SourceChannels {
+        node_info: channels.node_info.sender.clone(),
+        service_cidrs: channels.service_cidrs.sender.clone(),
+        peers: channels.peers.sender.clone(),
+        advertised: channels.advertised.sender.clone(),
+        cluster: channels.cluster.sender.clone(),
+        ballots: channels.ballots.receiver.clone(),
+        events: channels.events.sender.clone(),
+        emitted,
+    };
     match &config.source {
         Source::Manifests(dir) => {
             let options = manifests_options(dir.clone(), config, opened);
