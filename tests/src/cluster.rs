@@ -143,7 +143,7 @@ impl Pod {
 
     /// Starts the pod's servers.
     pub fn serve(&mut self) -> Result<()> {
-        self.servers = serve(&self.netns, &self.name)?;
+        self.servers = serve_pod(&self.netns, &self.name, self.addresses)?;
         Ok(())
     }
 
@@ -153,9 +153,19 @@ impl Pod {
     }
 }
 
-/// Starts a pod's servers (HTTP and UDP) in the namespace.
+/// Starts the servers of a pod (HTTP and UDP) at all addresses of a namespace.
 pub fn serve(netns: &Netns, name: &str) -> Result<Vec<Server>> {
     Ok(vec![server::http(netns, name, HTTP_PORT)?, server::udp_echo(netns, name, UDP_PORT)?])
+}
+
+/// Starts the servers of a pod (HTTP and UDP); the UDP servers are bound to the pod's addresses. A socket that is bound
+/// to none can be missed: while another UDP socket of the machine connects, the kernel moves it to another chain of its
+/// hash table (`udp_lib_rehash` in net/ipv4/udp.c). A lookup that has just reached that socket goes on in the other
+/// chain, and the kernel answers the datagram with "port unreachable". Since Linux 6.14 it then looks again for a socket
+/// with the packet's own destination address.
+fn serve_pod(netns: &Netns, name: &str, addresses: [IpAddr; 2]) -> Result<Vec<Server>> {
+    let [v4, v6] = addresses.map(|address| server::udp_echo_at(netns, name, (address, UDP_PORT).into()));
+    Ok(vec![server::http(netns, name, HTTP_PORT)?, v4?, v6?])
 }
 
 /// The client, nodes and pods of a test. Dropping this removes all of them.
@@ -348,14 +358,10 @@ impl Cluster {
         netns.ip(&format!("route add default via {gateway4}\nroute add default via {gateway6}\n"))?;
         wait_for_carrier(on, name)?;
         wait_for_carrier(&netns, "eth0")?;
-        let servers = serve(&netns, name)?;
-        self.pods.push(Pod {
-            name: name.to_owned(),
-            node: format!("node{node}"),
-            netns,
-            addresses: [v4.parse()?, v6.parse()?],
-            servers,
-        });
+        let addresses = [v4.parse()?, v6.parse()?];
+        let servers = serve_pod(&netns, name, addresses)?;
+        let node = format!("node{node}");
+        self.pods.push(Pod { name: name.to_owned(), node, netns, addresses, servers });
         Ok(())
     }
 

@@ -38,6 +38,9 @@ pub const FAR: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 pub const NEAR: [&str; 2] = ["172.18.0.100", "fd00:172:18::6f"];
 /// Numbers of the nodes.
 pub const NODES: [u8; 3] = [1, 2, 3];
+/// Number of the node that MetalLB's hash ranks first for [`NEAR`]. If another node announces the addresses first, it
+/// yields once this node has been alive for 5 s.
+pub const BEST: u8 = 3;
 /// Number of the routing table with the routes that BIRD announces.
 const TABLE: &str = "1080";
 /// How long to wait for BGP sessions, and for another node to take an address over.

@@ -9,12 +9,13 @@
 //! ```
 //!
 //! A transaction is a request with its whole answer, compared byte by byte. A client that fails records why, and
-//! continues with a new connection or socket. No request is repeated: a lost datagram is a failure.
+//! continues with a new connection or socket. No request is repeated: a lost datagram is a failure. So is an answer that
+//! takes longer than [`limit`], without the time in which tasks waited for a CPU, I/O or memory.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, io,
-    net::{SocketAddr, UdpSocket},
+    net::{SocketAddr, TcpStream, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -26,15 +27,23 @@ use std::{
 use anyhow::{Result, bail};
 
 use crate::{
-    client::{Connection, ask_here, echo, udp_socket_here},
+    client::{Connection, echo, limit, udp_socket_here},
     netns::Netns,
-    pattern, wait_for,
+    pattern,
+    stopwatch::Stopwatch,
+    wait_for,
 };
 
 /// Number of transactions of each client that [`Traffic::progresses`] waits for.
 const SOME: u64 = 20;
 /// How long [`Traffic::start`] and [`Traffic::progresses`] wait for the transactions of all clients.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How much longer than [`limit`] a client waits in each operation, as the machine may be busy. An answer within
+/// [`limit`] must not count as lost only because the client, the server or a program waited for a CPU.
+const GRACE: Duration = Duration::from_secs(12);
+/// Age at which a client replaces its [`Stopwatch`]. (Not before each transaction: the kernel takes tens of microseconds
+/// to sum up how long tasks have waited.)
+const STOPWATCH_AGE: Duration = Duration::from_secs(1);
 /// Pause between two transactions of a client. It keeps a client below 100 transactions per second, so that its ports
 /// are free again before it has used all of them.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -264,21 +273,24 @@ fn run_in(netns: &Netns, mut worker: Worker) -> Tally {
 
 impl Worker {
     fn run(&mut self) {
-        let mut line = Line::Closed;
+        let (mut line, mut stopwatch) = (Line::Closed, Stopwatch::start());
         while !self.shared.stop.load(Ordering::Relaxed) {
+            if stopwatch.wall() > STOPWATCH_AGE {
+                stopwatch = Stopwatch::start();
+            }
             let begun = Instant::now();
             let made = line.transact(self.kind, self.to, self.tally.transactions);
-            match made {
+            let took = begun.elapsed();
+            match made.and_then(|server| in_time(server, took, || stopwatch.waited())) {
                 Ok(server) => {
                     self.tally.transactions += 1;
-                    self.tally.longest = self.tally.longest.max(begun.elapsed());
+                    self.tally.longest = self.tally.longest.max(took);
                     self.tally.servers.insert(server);
                     self.progress.fetch_add(1, Ordering::Relaxed);
                     sleep(PAUSE);
                 }
                 Err(error) => {
-                    let after = begun.elapsed();
-                    let reason = format!("{error} ({:?}, {after:?} after it began)", error.kind());
+                    let reason = format!("{error} ({:?}, {took:?} after it began)", error.kind());
                     self.tally.note_failure(self.shared.started.elapsed(), reason);
                     line = Line::Closed;
                     sleep(PAUSE_AFTER_FAILURE);
@@ -286,6 +298,15 @@ impl Worker {
             }
         }
     }
+}
+
+/// The server of a transaction, unless it took longer than [`limit`]. `waited` is how much of the time tasks may have
+/// waited for a CPU, I/O or memory.
+fn in_time(server: String, took: Duration, waited: impl FnOnce() -> Duration) -> io::Result<String> {
+    if took <= limit() || took.saturating_sub(waited()) <= limit() {
+        return Ok(server);
+    }
+    Err(io::Error::new(io::ErrorKind::TimedOut, format!("{server} answers late")))
 }
 
 /// The connection or socket that a client sends on.
@@ -301,10 +322,10 @@ impl Line {
     fn transact(&mut self, kind: Kind, to: SocketAddr, number: u64) -> io::Result<String> {
         if matches!(self, Self::Closed) {
             *self = match kind {
-                Kind::Connection => Self::Tcp(Connection::open_here(to)?, None),
-                Kind::Datagrams => Self::Udp(udp_socket_here(to)?),
-                Kind::Requests => return Ok(ask_here(to)?.server),
-                Kind::Questions => return ask_with(&udp_socket_here(to)?, number),
+                Kind::Connection => Self::Tcp(connect(to)?, None),
+                Kind::Datagrams => Self::Udp(udp_socket(to)?),
+                Kind::Requests => return Ok(connect(to)?.ask()?.server),
+                Kind::Questions => return ask_with(&udp_socket(to)?, number),
             };
         }
         match self {
@@ -321,6 +342,22 @@ impl Line {
     }
 }
 
+/// Opens a connection whose operations wait [`GRACE`] longer than [`limit`].
+fn connect(to: SocketAddr) -> io::Result<Connection> {
+    let longest = limit() + GRACE;
+    let connection = Connection::on(TcpStream::connect_timeout(&to, longest)?, to)?;
+    connection.stream().set_read_timeout(Some(longest))?;
+    connection.stream().set_write_timeout(Some(longest))?;
+    Ok(connection)
+}
+
+/// A connected socket that waits for an answer [`GRACE`] longer than [`limit`].
+fn udp_socket(to: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = udp_socket_here(to)?;
+    socket.set_read_timeout(Some(limit() + GRACE))?;
+    Ok(socket)
+}
+
 /// Sends a datagram and waits for its echo; returns the server's name. The content depends on `number`, so that the
 /// answer to another datagram is noticed.
 fn ask_with(socket: &UdpSocket, number: u64) -> io::Result<String> {
@@ -330,6 +367,16 @@ fn ask_with(socket: &UdpSocket, number: u64) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn late_answers_are_failures_unless_tasks_waited_for_a_cpu() {
+        let second = Duration::from_secs(1);
+        let answer = |took, waited| in_time("pod1".to_owned(), took, || waited).is_ok();
+        assert!(answer(limit(), Duration::ZERO));
+        assert!(!answer(limit() + second, Duration::ZERO));
+        assert!(answer(limit() + second, second));
+        assert!(answer(second, 2 * second));
+    }
 
     #[test]
     fn idle_clients_and_failures_fail_the_assertion() {

@@ -78,3 +78,47 @@ fn kernel_tests(agent: &Path) -> anyhow::Result<()> {
     with_agent(&mut command, agent);
     run_command(command)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+
+    /// The features of each package that is not of this workspace, in the builds that `cargo tree` shows. (A package has
+    /// several sets of features if build scripts use others than the programs.)
+    fn features(arguments: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
+        let mut command = cargo(["tree", "--locked", "--prefix=none", "--format={p}|{f}"]);
+        let output = command.args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8(output.stdout).unwrap();
+        let mut features = BTreeMap::<String, BTreeSet<String>>::new();
+        for line in text.lines() {
+            let Some((package, of_package)) = line.trim_end_matches(" (*)").split_once('|') else { continue };
+            let is_of_workspace = package.contains(" (/");
+            if !is_of_workspace {
+                features.entry(package.to_owned()).or_default().insert(of_package.to_owned());
+            }
+        }
+        features
+    }
+
+    /// Otherwise a later stage compiles a package with other features again, and all packages that depend on it.
+    #[test]
+    fn stages_share_builds_of_dependencies() {
+        let [with_tests, without] = ["--edges=normal,build,dev", "--edges=normal,build"];
+        let (tests, kernel_tests) = (vec![with_tests], vec!["--package=lb-tests", with_tests]);
+        let (fuzz, agent) = (vec!["--package=lb-fuzz", without], vec!["--package=lb-agent", without]);
+        for (first, second) in [(tests, kernel_tests), (fuzz, agent)] {
+            let (built, needed) = (features(&first), features(&second));
+            assert!(!needed.is_empty(), "{second:?}");
+            for (package, needed) in needed {
+                let built = built.get(&package);
+                assert!(
+                    built.is_none_or(|built| needed.is_subset(built)),
+                    "{package}: {first:?} builds {built:?}, {second:?} needs {needed:?}"
+                );
+            }
+        }
+    }
+}

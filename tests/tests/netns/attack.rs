@@ -3,13 +3,14 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use lb_common::conntrack::Phase;
 use lb_tests::{
+    StopOnDrop, agent,
     client::{self, Connection, ask_udp},
     cluster::{CLIENT, ClientLink},
     netns::Netns,
@@ -21,10 +22,13 @@ use crate::{
     flood::{self, Forged, forge},
 };
 
-/// Number of connections for which the maps have room; each flood begins more.
+/// The agent's `--max-connections`. The flow table and its overflow then have 2,848 entries, two for each connection.
 const ROOM: u32 = 400;
-/// Value of `--masquerade-ports` that allows 200 connections to one backend.
+/// Number of connections that each flood tries to begin.
+const FLOOD: u32 = 10 * ROOM;
+/// Value of `--masquerade-ports` that allows [`PORTS`] connections to one backend.
 const FEW_PORTS: &str = "20000-20199";
+const PORTS: u32 = 200;
 /// How long a new client may wait to be served. Among the flows of these floods, UDP streams ([`Phase::Stream`]) are
 /// evicted last: under pressure, they are evicted after 10 s without a packet. `RECOVERY` is twice that time, for slow
 /// machines.
@@ -49,6 +53,17 @@ pub(crate) fn route_forged(node: &Netns) {
     flood::route_back(node, (v4, v6));
 }
 
+/// Number of packets that the programs of node1 have counted under this outcome. (Needs no running agent.)
+fn counted(bed: &Bed, outcome: &str) -> u64 {
+    agent::counted(&bed.cluster.node1, &bed.cluster.bpffs(1), outcome).unwrap()
+}
+
+/// The tracked flows of node1, as `conntrack list` shows them. (Needs no running agent.)
+fn flows(bed: &Bed) -> Vec<serde_json::Value> {
+    let list = agent::ask_json(&bed.cluster.node1, &bed.cluster.bpffs(1), &["conntrack", "list"]).unwrap();
+    serde_json::from_value(list).unwrap()
+}
+
 fn is_served(client: &Netns, to: SocketAddr) -> bool {
     client.run(|| client::ask_here(to)).is_ok()
 }
@@ -70,15 +85,31 @@ fn assert_recovers(client: &Netns, to: SocketAddr) {
 
 #[test]
 fn forged_syn_and_fin_hold_no_entry_longer_than_a_syn() {
-    for fin in [Forged::BareFin, Forged::Fin] {
+    /// Number of forged connections whose SYNs are sent before their FINs.
+    const WAVE: u32 = 200;
+    for (fin, outcome) in [(Forged::BareFin, "invalid_flags"), (Forged::Fin, "forward")] {
         let bed = bed(&["--max-connections", &ROOM.to_string()]);
-        let client = &bed.cluster.client;
-        for first in (0..4 * ROOM).step_by(50) {
-            forge(client, http(WEB[0]), first..first + 50, Forged::Syn).unwrap();
+        let (client, to) = (&bed.cluster.client, http(WEB[0]));
+        let forge_wave = |first| {
+            forge(client, to, first..first + WAVE, Forged::Syn).unwrap();
+            // In the meantime, the backend answers.
             thread::sleep(Duration::from_millis(10));
-            forge(client, http(WEB[0]), first..first + 50, fin).unwrap();
+            forge(client, to, first..first + WAVE, fin).unwrap();
+        };
+        forge_wave(0);
+        // While the flow table has room, no pressure shortens the time that is left.
+        let flows = flows(&bed);
+        let of_syn = u64::from(Phase::Opening.timeout_seconds());
+        let is_short = |flow: &serde_json::Value| flow["secondsLeft"].as_u64().unwrap() <= of_syn;
+        assert!(!flows.is_empty() && flows.iter().all(is_short), "{fin:?}: {flows:#?}");
+
+        for first in (WAVE..FLOOD).step_by(WAVE as usize) {
+            forge_wave(first);
         }
-        assert_recovers(client, http(WEB[0]));
+        assert!(counted(&bed, "conntrack_full") > 0, "{fin:?}: the flood fills the flow table");
+        let fins = counted(&bed, outcome);
+        assert!(fins >= u64::from(ROOM), "{fins} of {FLOOD} {fin:?} have reached a Service or its flow");
+        assert_recovers(client, to);
     }
 }
 
@@ -86,26 +117,31 @@ fn forged_syn_and_fin_hold_no_entry_longer_than_a_syn() {
 /// test's 200 ports would run out within seconds.
 #[test]
 fn forged_syns_exhaust_no_source_ports() {
+    const SYNS: u32 = PORTS + 80;
     let bed = bed(&["--masquerade-all", "--masquerade-ports", FEW_PORTS]);
     let client = &bed.cluster.client;
     let to = http(WEB[0]);
     let mut established = Connection::open(client, to).unwrap();
     let seen = established.ask().unwrap().seen;
-    let over = AtomicBool::new(false);
+    let (over, sent) = (AtomicBool::new(false), AtomicU32::new(0));
     thread::scope(|scope| {
+        let _end = StopOnDrop(&over);
         scope.spawn(|| {
             for number in 0.. {
                 forge(client, to, number..number + 1, Forged::Syn).unwrap();
                 forge(client, to, number..number + 1, Forged::BareFin).unwrap();
+                sent.store(number + 1, Ordering::Relaxed);
                 thread::sleep(Duration::from_millis(25));
                 if over.load(Ordering::Relaxed) {
                     break;
                 }
             }
         });
-        thread::sleep(Duration::from_secs(7));
+        let has_sent = || (sent.load(Ordering::Relaxed) >= SYNS).then_some(());
+        wait_for(Duration::from_secs(30), has_sent).expect("the attack sends its SYNs");
+        let begun = counted(&bed, "new_flow");
+        assert!(begun > u64::from(PORTS), "{begun} flows have begun, which need a port each");
         let times: Vec<_> = (0..10).map(|_| time_to_be_served(client, to)).collect();
-        over.store(true, Ordering::Relaxed);
         assert!(
             times.iter().all(Option::is_some),
             "within {:?}, clients got in after {times:?}",
@@ -115,16 +151,32 @@ fn forged_syns_exhaust_no_source_ports() {
     assert_eq!(established.ask().unwrap().seen, seen, "the established connection keeps its port");
 }
 
+/// Sends five waves of datagrams from [`FLOOD`] forged sources, so that the flows that find room and get an answer become
+/// streams. Asserts that node1 has no room for the others. Returns the time of the last wave.
+fn forge_streams(bed: &Bed, to: SocketAddr) -> Instant {
+    /// Number of datagrams after which the backend gets time to answer: otherwise most would overflow its socket.
+    const PIECE: u32 = 100;
+    let before = counted(bed, "conntrack_full");
+    let mut last_wave = Instant::now();
+    for _ in 0..5 {
+        last_wave = Instant::now();
+        for first in (0..FLOOD).step_by(PIECE as usize) {
+            forge(&bed.cluster.client, to, first..first + PIECE, Forged::Datagram).unwrap();
+            thread::sleep(Duration::from_millis(5));
+        }
+        thread::sleep(Duration::from_secs(1));
+    }
+    assert!(counted(bed, "conntrack_full") > before, "the flood fills the flow table");
+    let streams = flows(bed).iter().filter(|flow| flow["phase"] == Phase::Stream.as_str()).count();
+    assert!(streams > 0, "the flood begins streams");
+    last_wave
+}
+
 #[test]
 fn entries_of_forged_udp_streams_are_evicted_for_new_clients() {
     let bed = bed(&["--max-connections", &ROOM.to_string()]);
     let client = &bed.cluster.client;
-    let mut last_wave = Instant::now();
-    for _ in 0..5 {
-        last_wave = Instant::now();
-        forge(client, udp(WEB[0]), 0..3 * ROOM, Forged::Datagram).unwrap();
-        thread::sleep(Duration::from_millis(1_200));
-    }
+    let last_wave = forge_streams(&bed, udp(WEB[0]));
     let served = || ask_udp(client, udp(WEB[0]), 8).ok();
     assert!(wait_for(RECOVERY, served).is_some(), "no new client gets in within {RECOVERY:?}");
     // Without pressure, no stream of the last wave would have expired yet. (The test measures this time itself, because
@@ -143,18 +195,21 @@ fn new_clients_are_served_after_floods_without_an_agent() {
     let server = established.ask().unwrap().server;
     bed.agent.take().unwrap().kill().unwrap();
 
-    const FLOOD: u32 = 10 * ROOM;
     forge(&client, to, 0..FLOOD, Forged::Syn).unwrap();
+    assert!(counted(&bed, "conntrack_full") > 0, "the flood fills the flow table");
     assert_recovers(&client, to);
+    let before = ["conntrack_full", "invalid_flags"].map(|outcome| counted(&bed, outcome));
     for first in (FLOOD..2 * FLOOD).step_by(50) {
         forge(&client, to, first..first + 50, Forged::Syn).unwrap();
         forge(&client, to, first..first + 50, Forged::BareFin).unwrap();
     }
+    let after = ["conntrack_full", "invalid_flags"].map(|outcome| counted(&bed, outcome));
+    assert!(
+        after[0] > before[0] && after[1] > before[1],
+        "the flood of SYN and FIN arrives: {before:?}, {after:?}"
+    );
     assert_recovers(&client, to);
-    for _ in 0..5 {
-        forge(&client, udp(WEB[0]), 0..3 * ROOM, Forged::Datagram).unwrap();
-        thread::sleep(Duration::from_millis(1_200));
-    }
+    forge_streams(&bed, udp(WEB[0]));
     let served = || ask_udp(&client, udp(WEB[0]), 8).ok();
     assert!(wait_for(RECOVERY, served).is_some(), "no new client gets in within {RECOVERY:?}");
     assert_recovers(&client, to);
@@ -168,15 +223,13 @@ fn forged_syn_flood_of_a_pod_takes_away_no_connection() {
     let (client, attacker) = (&bed.cluster.client, bed.netns("pod1"));
     for (round, vip) in (0..).zip(WEB) {
         let to = http(vip);
-        let full = || bed.metric("lb_packets_total{outcome=\"conntrack_full\"}");
-        let before = full();
+        let before = counted(&bed, "conntrack_full");
         let mut established =
             [client, attacker, bed.netns("pod2")].map(|netns| Connection::open(netns, to).unwrap());
         let servers = established.each_mut().map(|connection| connection.ask().unwrap().server);
 
-        const FLOOD: u32 = 10 * ROOM;
         forge(attacker, to, round * FLOOD..(round + 1) * FLOOD, Forged::Syn).unwrap();
-        assert!(full() > before, "{vip}: the flood fills the flow table");
+        assert!(counted(&bed, "conntrack_full") > before, "{vip}: the flood fills the flow table");
         assert_recovers(client, to);
         assert_recovers(attacker, to);
         let again = established.each_mut().map(|connection| connection.ask().unwrap().server);

@@ -5,6 +5,7 @@
 use std::{fs, net::SocketAddr, ops::Deref, thread, time::Duration};
 
 use aya::Ebpf;
+use lb_common::conntrack::flow_slots;
 use lb_tests::{
     agent::Agent,
     cleanup::{Cleanup, Resource},
@@ -20,6 +21,7 @@ use lb_tests::{
 use nix::errno::Errno;
 
 use crate::{
+    attack::route_forged,
     flood::{self, Forged},
     lan::{
         CLUSTER_CIDR, EXTERNAL, Expect,
@@ -469,6 +471,11 @@ fn dsr_connections_begin_and_continue_while_the_flow_table_is_full() {
 #[test]
 fn forged_handshakes_with_dsr_hold_no_entry_for_long() {
     const ROOM: u32 = 400;
+    /// Number of forged handshakes: several times the number of entries of the flow table and its overflow. (A tunnelled
+    /// flow has one entry.)
+    const FLOOD: u32 = 20 * ROOM;
+    /// Number of handshakes whose SYNs are sent before their ACKs.
+    const WAVE: u32 = 50;
     /// How long to wait for room: entries of established one-way flows can be evicted after 10 s without a packet; this
     /// is twice that, for slow machines.
     const RECOVERY: Duration = Duration::from_secs(20);
@@ -478,10 +485,22 @@ fn forged_handshakes_with_dsr_hold_no_entry_for_long() {
     lan.start_agent(1, &[&dsr[..], &["--max-connections", &ROOM.to_string()]].concat());
     lan.start_agent(2, &dsr);
     lan.apply(&[lan.service(1, &["pod3"])]);
+    // Without these routes, the router would send ICMP errors about the backend's answers to node 1, which counts an
+    // error as `tunnelled`.
+    route_forged(lan.cluster.router.as_ref().unwrap());
     let (client, to) = (lan.netns("client"), LoadBalancer.of(1, (Protocol::Tcp, 0)));
-    for kind in [Forged::Syn, Forged::Ack] {
-        flood::forge(client, to, 0..6 * ROOM, kind).unwrap();
+    for first in (0..FLOOD).step_by(WAVE as usize) {
+        for kind in [Forged::Syn, Forged::Ack] {
+            flood::forge(client, to, first..first + WAVE, kind).unwrap();
+        }
     }
+    let counted = |outcome| lan.agents[0].as_ref().unwrap().counted(outcome).unwrap();
+    assert!(counted("conntrack_full") > 0, "the flood fills the flow table");
+    let handshakes = counted("tunnelled");
+    assert!(
+        handshakes >= u64::from(flow_slots(ROOM)),
+        "the table has tracked {handshakes} forged handshakes"
+    );
     let is_served =
         || matches!(probe_briefly(client, to, Protocol::Tcp), Observation::Answered(_)).then_some(());
     assert!(wait_for(RECOVERY, is_served).is_some(), "no new client gets in within {RECOVERY:?}");

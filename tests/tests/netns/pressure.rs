@@ -10,6 +10,7 @@ use lb_tests::{
     client::{self, Connection, ask_http, ask_udp},
     cluster::{CLIENT, ClientLink},
     manifests::{Endpoint, Port, Service},
+    patience,
     stopwatch::Stopwatch,
     traffic::{Kind, Traffic},
     wait_for,
@@ -45,6 +46,14 @@ fn said(bed: &Bed, text: &str) -> usize {
         .count()
 }
 
+/// Asserts that the agent has logged a warning that contains `text`, at most once a minute since `start`.
+#[track_caller]
+fn assert_said_once_a_minute(bed: &Bed, text: &str, start: Instant) {
+    let minutes = usize::try_from(start.elapsed().as_secs() / 60).unwrap();
+    let said = said(bed, text);
+    assert!((1..=1 + minutes).contains(&said), "{text}: {said} times in {minutes} minutes");
+}
+
 /// Established traffic: long-lived connections and UDP sockets.
 fn established(bed: &Bed) -> Traffic {
     let clients = [&bed.cluster.client, bed.netns("pod1")].into_iter().flat_map(|netns| {
@@ -59,6 +68,7 @@ fn established(bed: &Bed) -> Traffic {
 fn syn_flood_of_ten_times_the_capacity_breaks_no_established_connection() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
     bed.start_agent_with(&["--max-connections", &ROOM.to_string()]);
+    let start = Instant::now();
     let [IpAddr::V4(v4), IpAddr::V6(v6)] = CLIENT else { panic!("one of each family") };
     flood::route_back(&bed.cluster.node1, (v4, v6));
     let client = bed.cluster.client.clone();
@@ -82,7 +92,9 @@ fn syn_flood_of_ten_times_the_capacity_breaks_no_established_connection() {
     let all_get_in = || WEB.into_iter().all(|vip| client.run(|| client::ask_here(http(vip))).is_ok());
     wait_for(Duration::from_secs(20), || all_get_in().then_some(())).expect("new connections get in again");
     let recovered = since_flood.elapsed();
-    assert!(recovered < Duration::from_secs(15), "{recovered:?}");
+    // In an emulated machine, a single attempt takes up to 15 s.
+    let limit = Duration::from_secs(15) * patience().min(3);
+    assert!(recovered < limit, "{recovered:?}");
     wait_for(Duration::from_secs(5), || (bed.metric("lb_conntrack_expired_early_total") > 0).then_some(()))
         .unwrap();
 
@@ -90,7 +102,7 @@ fn syn_flood_of_ten_times_the_capacity_breaks_no_established_connection() {
     assert!(again.eq(servers), "a connection has moved to another server");
     traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
-    assert_eq!(said(&bed, "the flow table is"), 1, "once a minute");
+    assert_said_once_a_minute(&bed, "the flow table is", start);
     println!("{} SYNs, {refused} dropped, others get in after {recovered:?}", TIMES * ROOM);
 }
 
@@ -129,6 +141,7 @@ fn too_many(bed: &Bed, ports: usize) -> Service {
 fn services_beyond_the_capacity_wait_and_delay_no_others() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
     bed.start_agent_with(&["--max-backends", "40", "--max-frontends", "12"]);
+    let start = Instant::now();
     let traffic = bed.traffic();
     let client = bed.cluster.client.clone();
     bed.cluster.manifests.put(&too_big(&bed)).unwrap();
@@ -161,7 +174,9 @@ fn services_beyond_the_capacity_wait_and_delay_no_others() {
     wait_for(client::PATIENCE, || shortage(&bed, "SERVICES").is_none().then_some(())).unwrap();
     assert_eq!(bed.metric("lb_services_waiting{map=\"SERVICES\"}"), 0);
 
-    assert_eq!((said(&bed, "--max-backends"), said(&bed, "--max-frontends")), (1, 1), "once a minute");
+    for flag in ["--max-backends", "--max-frontends"] {
+        assert_said_once_a_minute(&bed, flag, start);
+    }
     assert!(lb_tests::agent::is_healthy(&bed.cluster.node1).unwrap());
     traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
@@ -187,7 +202,8 @@ fn affinity_evictions_are_counted_and_clients_stay_served() {
             Ok(socket)
         };
         let socket = client.run(open)?;
-        socket.set_read_timeout(Some(client::PATIENCE))?;
+        // An answer must come, but it may come late on a busy machine.
+        socket.set_read_timeout(Some(4 * client::limit()))?;
         Ok::<_, io::Error>(client::echo(&socket, b"?")?.server)
     };
     let started = Instant::now();
@@ -200,7 +216,7 @@ fn affinity_evictions_are_counted_and_clients_stay_served() {
     assert!(bed.metric("lb_affinity_evicted_total") >= evicted);
     let clients = bed.metric("lb_map_entries{map=\"AFFINITY\"}");
     assert!((1..=64).contains(&clients), "{clients}");
-    assert_eq!(said(&bed, "AFFINITY is full"), 1, "once a minute");
+    assert_said_once_a_minute(&bed, "AFFINITY is full", started);
     ask_udp(client, udp(WEB[0]), 64).unwrap();
     traffic.stop().assert_unharmed();
     println!("{evicted} clients evicted within {:?}, all served", started.elapsed());

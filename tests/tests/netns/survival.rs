@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, env, net::SocketAddr, thread::sleep, time::Dura
 use lb_tests::{
     cluster::Cluster,
     netns::{Netns, unique_prefix},
-    site::{Announcement, FAR, MAGLEV_AND_DSR, NEAR, NODES, Site, WIRING},
+    site::{Announcement, BEST, FAR, MAGLEV_AND_DSR, NEAR, NODES, Site, WIRING},
     stopwatch::Stopwatch,
     transfers::{Download, Transfers},
     wait_for,
@@ -80,6 +80,22 @@ fn broken(downloads: &[Download]) -> Vec<&Download> {
 fn broken_of(transfers: Transfers) -> Vec<Download> {
     let downloads = transfers.finish(STALLED, |_| false);
     broken(&downloads).into_iter().cloned().collect()
+}
+
+/// Waits until each download has received more bytes than the client's kernel held at the call, so that further packets
+/// have arrived since. Asserts that no download has ended.
+#[track_caller]
+fn assert_all_progress(transfers: &Transfers) {
+    const BUFFERED: u64 = 40 << 10;
+    let before = transfers.downloads();
+    let progress = || {
+        let now = transfers.downloads();
+        let mut pairs = now.iter().zip(&before);
+        pairs.all(|(now, before)| now.received > before.received + BUFFERED).then_some(())
+    };
+    let all = wait_for(STALLED, progress).is_some();
+    let downloads = transfers.downloads();
+    assert!(all && downloads.iter().all(|download| download.end.is_none()), "{downloads:?}");
 }
 
 /// Asserts that exactly the downloads from pods on the dead node break, and that some of the others went through it.
@@ -188,10 +204,9 @@ fn added_node_moves_no_connection_to_another_pod_and_ends_none() {
 #[test]
 fn connections_survive_a_layer_2_takeover_from_a_dead_node() {
     let mut site = site(Announcement::Layer2, &MAGLEV_AND_DSR);
-    site.wait_for_announcer(|_| true).unwrap();
-    let transfers = downloads(&site.near, NEAR, count());
     // This node announces the addresses of both families, so every download moves to another node.
-    let owner = site.wait_for_announcer(|_| true).unwrap();
+    let owner = site.wait_for_announcer(|node| node == BEST).unwrap();
+    let transfers = downloads(&site.near, NEAR, count());
     site.kill(owner).unwrap();
     let next = site.wait_for_announcer(|node| node != owner).unwrap();
     let is_lost = |download: &Download| site.node_of(&download.server) == Some(owner);
@@ -214,17 +229,16 @@ fn connections_survive_a_layer_2_takeover_from_a_dead_node() {
 fn planned_handover_under_mh_and_dsr_ends_no_connection() {
     const COUNT: usize = 60;
     let mut site = site(Announcement::Layer2, &MAGLEV_AND_DSR);
-    // If a node other than the best one announces first, it yields once the best node has been alive for 5 s.
-    sleep(Duration::from_secs(6));
-    let owner = site.wait_for_announcer(|_| true).unwrap();
-    let transfers = Transfers::begin(&site.near, &http(NEAR), COUNT, BYTES).unwrap();
-    assert!(site.take_agent(owner).unwrap().terminate().unwrap().success());
-    site.wait_for_announcer(|node| node != owner).unwrap();
+    site.wait_for_announcer(|node| node == BEST).unwrap();
+    // The downloads must not end before the second handover, however long that takes.
+    let transfers = Transfers::begin(&site.near, &http(NEAR), COUNT, 4 * BYTES).unwrap();
+    assert!(site.take_agent(BEST).unwrap().terminate().unwrap().success());
+    site.wait_for_announcer(|node| node != BEST).unwrap();
     // Connections to pods on the node that hands over also continue, because its programs stay attached.
-    sleep(Duration::from_secs(1));
-    site.start(&[owner]).unwrap();
-    site.wait_for_announcer(|node| node == owner).unwrap();
-    sleep(Duration::from_secs(1));
+    assert_all_progress(&transfers);
+    site.start(&[BEST]).unwrap();
+    site.wait_for_announcer(|node| node == BEST).unwrap();
+    assert_all_progress(&transfers);
     let downloads = transfers.finish(STALLED, |_| false);
     assert_eq!(broken(&downloads).len(), 0, "{:?}", broken(&downloads));
 }

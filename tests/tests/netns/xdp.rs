@@ -1,10 +1,16 @@
 //! XDP forwards packets of external clients to backends on other nodes.
 
-use std::{io, ops::Deref, slice::from_ref, thread, time::Duration};
+use std::{
+    io,
+    ops::Deref,
+    slice::from_ref,
+    thread,
+    time::{Duration, Instant},
+};
 
 use aya::{
     Ebpf, EbpfLoader,
-    programs::{Xdp, XdpMode},
+    programs::{Xdp, XdpMode, xdp::XdpLinkId},
 };
 
 use lb_tests::{
@@ -74,8 +80,24 @@ fn with_checksums(mut lan: Lan, mode: &str) -> Lan {
 }
 
 /// Attaches an XDP program to a veth, because a veth end with an XDP program accepts all frames that an XDP program
-/// sends at the other end. (The program is a copy of the agent's: with empty maps it passes every packet.)
+/// sends at the other end. Dropping the result detaches the program.
 pub(crate) fn passing_program(netns: &Netns, device: &str) -> Ebpf {
+    let mut ebpf = load_passing_program();
+    attach(&mut ebpf, netns, device);
+    ebpf
+}
+
+fn attach(ebpf: &mut Ebpf, netns: &Netns, device: &str) -> XdpLinkId {
+    let program = xdp_native(ebpf);
+    netns.run(|| program.attach(device, XdpMode::Driver).map_err(io::Error::other)).unwrap()
+}
+
+fn xdp_native(ebpf: &mut Ebpf) -> &mut Xdp {
+    ebpf.program_mut("xdp_native").unwrap().try_into().unwrap()
+}
+
+/// Loads an XDP program that passes every packet: a copy of the agent's, with empty maps.
+fn load_passing_program() -> Ebpf {
     let mut loader = EbpfLoader::new();
     for map in [
         "SERVICES",
@@ -90,9 +112,7 @@ pub(crate) fn passing_program(netns: &Netns, device: &str) -> Ebpf {
         loader.map_max_entries(map, 16);
     }
     let mut ebpf = loader.load(lb_datapath::OBJECT).unwrap();
-    let program: &mut Xdp = ebpf.program_mut("xdp_native").unwrap().try_into().unwrap();
-    program.load().unwrap();
-    netns.run(|| program.attach(device, XdpMode::Driver).map(drop).map_err(io::Error::other)).unwrap();
+    xdp_native(&mut ebpf).load().unwrap();
     ebpf
 }
 
@@ -181,9 +201,33 @@ fn is_named(lan: &Lan) -> bool {
 #[track_caller]
 fn becomes(lan: &Lan, native: bool) {
     let is_so = || (mode(lan, "eth0") == "native") == native && is_named(lan) != native;
-    // This limit is much shorter than the 30 s between two routine checks of all devices, except on an emulated
-    // machine.
     assert!(wait_for(PATIENCE, || is_so().then_some(())).is_some(), "{:#}", status(lan, 1)["agent"]);
+}
+
+/// Time from a check of all devices by the agent to the next one, if no event comes earlier: `ROUTINE` in
+/// lb-agent/src/daemon/devices.rs.
+const ROUTINE: Duration = Duration::from_secs(30);
+
+/// Asserts that the agent follows the far end of node 1's veth because of the kernel's events. Each change comes right
+/// after the agent has followed the one before, so a routine check would notice it [`ROUTINE`] after that. It suffices if
+/// one change in each direction is followed earlier: on a slow machine, a single one may take as long as a routine check.
+fn assert_follows_events(lan: &Lan) {
+    let router = lan.cluster.router.as_ref().unwrap();
+    let mut end = load_passing_program();
+    let mut follows = [false; 2];
+    let mut last: Option<Instant> = None;
+    for _ in 0..3 {
+        let attached = Instant::now();
+        let link = attach(&mut end, router, PORTS[0]);
+        becomes(lan, true);
+        follows[0] |= last.is_some_and(|last| last.elapsed() < ROUTINE);
+        let detached = Instant::now();
+        xdp_native(&mut end).detach(link).unwrap();
+        becomes(lan, false);
+        follows[1] |= attached.elapsed() < ROUTINE;
+        last = Some(detached);
+    }
+    assert_eq!(follows, [true; 2], "earlier than a routine check: attached, detached");
 }
 
 /// The far end of the veth decides whether frames that XDP sends back arrive there.
@@ -213,6 +257,7 @@ fn native_xdp_is_not_attached_to_a_veth_that_drops_its_frames() {
         assert_eq!(connection.download(1 << 20).unwrap(), "pod3");
     }
     assert!(counted(&lan, "routed") > 100);
+    assert_follows_events(&lan);
 }
 
 /// A far end with GRO but without an XDP program does not process frames that XDP sends back (`XDP_TX`).

@@ -241,6 +241,8 @@ fn list(binary: &TestBinary, more: &[&str]) -> anyhow::Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
     use super::*;
 
     fn chosen(extent: &Extent, binary: &str, tests: &[&str]) -> (Vec<String>, Vec<String>) {
@@ -313,22 +315,54 @@ mod tests {
         assert_eq!(short.first_without(&named(&["flow_log::throughput"])), None, "no guest runs it");
     }
 
+    /// The tests marked `#[ignore]` in this file, or in the files below this folder. `module` is what their names begin
+    /// with.
+    fn ignored(path: &Path, module: &str) -> Vec<String> {
+        if path.is_dir() {
+            let entries = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+            let below = |path: PathBuf| {
+                let stem = path.file_stem().unwrap().to_str().unwrap();
+                let is_of_module = ["main", "mod"].contains(&stem);
+                let module = if is_of_module { module.to_owned() } else { format!("{module}{stem}::") };
+                ignored(&path, &module)
+            };
+            return entries.flat_map(below).collect();
+        }
+        let text = std::fs::read_to_string(path).unwrap();
+        let name = |part: &str| Some(part.split_once("fn ")?.1.split_once('(')?.0.to_owned());
+        let names = text.split("#[ignore").skip(1).map(|part| name(part).unwrap());
+        names.map(|name| format!("{module}{name}")).collect()
+    }
+
+    #[test]
+    fn ignored_tests_are_found_in_subfolders() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |path: &str, test: &str| {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, format!("#[test]\n#[ignore = \"slow\"]\nfn {test}() {{}}\n")).unwrap();
+        };
+        write("main.rs", "a");
+        write("web/mod.rs", "b");
+        write("web/pages.rs", "c");
+        let mut found = ignored(folder.path(), "");
+        found.sort();
+        assert_eq!(found, ["a", "web::b", "web::pages::c"]);
+    }
+
     /// Without this check, an ignored test that is not listed would be noticed only after all tests of a CI run.
     #[test]
     fn each_ignored_test_is_listed() {
-        let folder = ebpf_build::workspace_root().join("tests/tests/netns");
-        let mut ignored = 0;
-        for file in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
-            let text = std::fs::read_to_string(&file).unwrap_or_default();
-            let module = file.file_stem().unwrap().to_str().unwrap();
-            for part in text.split("#[ignore").skip(1) {
-                let name = part.split_once("fn ").unwrap().1.split_once('(').unwrap().0;
-                let test = format!("{module}::{name}");
-                let short = choose(&Extent::Short, "netns", vec![test.clone()]);
-                assert_eq!(short.first_without(&[test]), None);
-                ignored += 1;
-            }
+        let folder = ebpf_build::workspace_root().join("tests/tests");
+        let mut count = 0;
+        for binary in ORDER {
+            let file = folder.join(format!("{binary}.rs"));
+            let source = if file.exists() { file } else { folder.join(binary) };
+            let tests = ignored(&source, "");
+            let short = choose(&Extent::Short, binary, tests.clone());
+            assert_eq!(short.first_without(&tests), None, "of {binary}");
+            count += tests.len();
         }
-        assert!(ignored > 0, "no test is marked #[ignore]");
+        assert!(count > 0, "no test is marked #[ignore]");
     }
 }

@@ -3,12 +3,15 @@
 use std::{
     io::{self, ErrorKind, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use lb_tests::{dns, wait_for};
+use lb_tests::{StopOnDrop, dns, netns::Netns, stopwatch::Stopwatch, wait_for};
 use nix::sys::signal::Signal;
 
 use super::stub::Stub;
@@ -19,8 +22,12 @@ const LOCAL: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 /// The answer of the DNS Service's endpoint for every name.
 const OF_ENDPOINT: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 const WEB: &str = "web.default.svc.cluster.local";
-/// How long a client waits for an answer.
+/// How long a client waits for an answer, without the time in which tasks waited for a CPU.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// The longest time that a client waits for an answer.
+const LONGEST: Duration = Duration::from_secs(10);
+/// Interval at which a client checks how long it has waited.
+const POLL: Duration = Duration::from_millis(50);
 
 /// A cluster with a DNS Service, whose endpoint is pod2, and an agent that answers queries in place of the endpoint.
 struct NodeDns {
@@ -106,21 +113,32 @@ impl Client {
     fn new(vip: IpAddr) -> io::Result<Self> {
         let socket = UdpSocket::bind((if vip.is_ipv4() { "0.0.0.0" } else { "::" }, 0))?;
         socket.connect((vip, 53))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
+        socket.set_read_timeout(Some(POLL))?;
         Ok(Self { socket, id: 0 })
     }
 
     fn ask(&mut self, name: &str) -> io::Result<Ipv4Addr> {
         self.id += 1;
+        let stopwatch = Stopwatch::start();
         self.socket.send(&dns::query(self.id, name))?;
         let mut buffer = [0; 512];
         loop {
-            let length = self.socket.recv(&mut buffer)?;
-            if buffer[..2] == self.id.to_be_bytes() {
-                return answer(&buffer[..length]);
+            match self.socket.recv(&mut buffer) {
+                Ok(length) if buffer[..2] == self.id.to_be_bytes() => return answer(&buffer[..length]),
+                Ok(_) => {}
+                Err(error) if is_timeout(&error) => {
+                    if stopwatch.elapsed() >= PATIENCE || stopwatch.wall() >= LONGEST {
+                        return Err(error);
+                    }
+                }
+                Err(error) => return Err(error),
             }
         }
     }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&error.kind())
 }
 
 fn connect(vip: IpAddr) -> io::Result<TcpStream> {
@@ -170,46 +188,84 @@ struct Tally {
     lost: u32,
     /// Errors of the socket, such as ECONNREFUSED after an ICMP error.
     errors: Vec<io::Error>,
-    /// The longest time without an answer or an error.
+    /// The longest time without an answer or an error, without the time in which tasks waited for a CPU.
     gap: Duration,
+}
+
+/// A client that sends queries in the background.
+struct Asking<'a>(&'a Mutex<Tally>);
+
+/// Number of answers that a test waits for.
+const SOME: u32 = 20;
+
+impl Asking<'_> {
+    /// Waits until the agent has given more than [`SOME`] answers.
+    fn wait_for_agent(&self) {
+        self.wait_until(|tally| tally.local > SOME);
+    }
+
+    /// Waits until the endpoint has given more than [`SOME`] answers.
+    fn wait_for_endpoint(&self) {
+        self.wait_until(|tally| tally.of_endpoint > SOME);
+    }
+
+    #[track_caller]
+    fn wait_until(&self, is_enough: impl Fn(&Tally) -> bool) {
+        let answered = || is_enough(&lock(self.0)).then_some(());
+        assert!(wait_for(Duration::from_secs(10), answered).is_some(), "{:?}", lock(self.0));
+    }
+}
+
+fn lock(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
+    tally.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs `event` while a client in the namespace sends queries, all from one socket or each from a new one; returns their
+/// results.
+fn asked_during(netns: &Netns, vip: IpAddr, one_socket: bool, event: impl FnOnce(&Asking<'_>)) -> Tally {
+    let (stop, tally) = (AtomicBool::new(false), Mutex::default());
+    thread::scope(|scope| {
+        let end = StopOnDrop(&stop);
+        let client = scope.spawn(|| netns.run(|| ask_until(vip, &stop, one_socket, &tally)));
+        event(&Asking(&tally));
+        drop(end);
+        client.join().unwrap().unwrap();
+    });
+    tally.into_inner().unwrap()
 }
 
 impl NodeDns {
     /// Runs `event` while a pod sends queries, all from one socket; returns their results.
-    fn asked_during(&self, vip: IpAddr, event: impl FnOnce()) -> Tally {
-        let stop = AtomicBool::new(false);
-        thread::scope(|scope| {
-            let client = scope.spawn(|| self.bed.netns("pod1").run(|| ask_until(vip, &stop, true)).unwrap());
-            event();
-            stop.store(true, Ordering::Relaxed);
-            client.join().unwrap()
-        })
+    fn asked_during(&self, vip: IpAddr, event: impl FnOnce(&Asking<'_>)) -> Tally {
+        asked_during(self.bed.netns("pod1"), vip, true, event)
     }
 }
 
 /// Sends queries until `stop` is set: all from one socket, or each from a new one.
-fn ask_until(vip: IpAddr, stop: &AtomicBool, one_socket: bool) -> io::Result<Tally> {
+fn ask_until(vip: IpAddr, stop: &AtomicBool, one_socket: bool, tally: &Mutex<Tally>) -> io::Result<()> {
     let mut client = Client::new(vip)?;
-    let mut tally = Tally::default();
-    let mut last = Instant::now();
+    let mut last = Stopwatch::start();
     while !stop.load(Ordering::Relaxed) {
         if !one_socket {
             client = Client::new(vip)?;
         }
-        match client.ask(WEB) {
+        let answer = client.ask(WEB);
+        let mut tally = lock(tally);
+        match answer {
             Ok(LOCAL) => tally.local += 1,
             Ok(_) => tally.of_endpoint += 1,
-            Err(error) if [ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&error.kind()) => {
+            Err(error) if is_timeout(&error) => {
                 tally.lost += 1;
                 continue;
             }
             Err(error) => tally.errors.push(error),
         }
         tally.gap = tally.gap.max(last.elapsed());
-        last = Instant::now();
+        drop(tally);
+        last = Stopwatch::start();
         thread::sleep(Duration::from_millis(1));
     }
-    Ok(tally)
+    Ok(())
 }
 
 #[test]
@@ -217,15 +273,13 @@ fn endpoints_answer_at_once_after_the_agent_was_killed() {
     let mut dns = NodeDns::new();
     for vip in vips(53) {
         let agent = dns.bed.agent.take().unwrap();
-        let tally = dns.asked_during(vip, || {
-            thread::sleep(Duration::from_millis(500));
+        let tally = dns.asked_during(vip, |asking| {
+            asking.wait_for_agent();
             agent.kill().unwrap();
-            // Leaves time for the timeout of the query that the agent had read, and for further queries.
-            thread::sleep(PATIENCE + Duration::from_millis(500));
+            asking.wait_for_endpoint();
         });
         assert!(tally.errors.is_empty(), "no ICMP error reaches the client: {tally:?}");
         assert!(tally.lost <= 1, "at most the query that the agent had read: {tally:?}");
-        assert!(tally.local > 20 && tally.of_endpoint > 20, "{tally:?}");
         assert_eq!(dns.ask_over_tcp("pod1", vip, WEB).unwrap(), OF_ENDPOINT);
         dns.start_agent();
     }
@@ -236,24 +290,19 @@ fn no_query_is_lost_when_the_agent_stops_and_starts() {
     let mut dns = NodeDns::new();
     let [vip, _] = vips(53);
     let agent = dns.bed.agent.take().unwrap();
-    let tally = dns.asked_during(vip, || {
-        thread::sleep(Duration::from_millis(300));
+    let tally = dns.asked_during(vip, |asking| {
+        asking.wait_for_agent();
         agent.terminate().unwrap();
-        thread::sleep(Duration::from_millis(300));
+        asking.wait_for_endpoint();
     });
     assert!(tally.errors.is_empty() && tally.lost == 0, "{tally:?}");
-    assert!(tally.local > 20 && tally.of_endpoint > 20, "{tally:?}");
-    let stop = AtomicBool::new(false);
     let netns = dns.bed.netns("pod1").clone();
-    let tally = thread::scope(|scope| {
-        let client = scope.spawn(|| netns.run(|| ask_until(vip, &stop, false)).unwrap());
+    let tally = asked_during(&netns, vip, false, |asking| {
+        asking.wait_for_endpoint();
         dns.start_agent();
-        thread::sleep(Duration::from_millis(300));
-        stop.store(true, Ordering::Relaxed);
-        client.join().unwrap()
+        asking.wait_for_agent();
     });
     assert!(tally.errors.is_empty() && tally.lost == 0, "{tally:?}");
-    assert!(tally.of_endpoint > 0 && tally.local > 0, "{tally:?}");
 }
 
 #[test]
@@ -262,15 +311,14 @@ fn endpoints_answer_while_the_agent_hangs() {
     let [vip, _] = vips(53);
     let mut connection = dns.bed.netns("pod1").run(|| connect(vip)).unwrap();
     assert_eq!(ask_over_tcp(&mut connection, WEB).unwrap(), LOCAL);
-    let tally = dns.asked_during(vip, || {
-        thread::sleep(Duration::from_millis(300));
+    let tally = dns.asked_during(vip, |asking| {
+        asking.wait_for_agent();
         dns.signal(Signal::SIGSTOP);
-        thread::sleep(Duration::from_secs(2));
+        asking.wait_for_endpoint();
     });
     assert!(tally.errors.is_empty(), "{tally:?}");
     assert!(tally.lost <= 1, "the next query goes to the endpoint: {tally:?}");
-    assert!(tally.gap < Duration::from_millis(1500), "{tally:?}");
-    assert!(tally.local > 20 && tally.of_endpoint > 20, "{tally:?}");
+    assert!(tally.gap < PATIENCE + Duration::from_millis(500), "{tally:?}");
     let error = ask_over_tcp(&mut connection, WEB).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the connection to the agent ends: {error}");
     assert_eq!(dns.ask_over_tcp("pod1", vip, WEB).unwrap(), OF_ENDPOINT);
