@@ -38,22 +38,42 @@ const LONGEST_REQUEST: Duration = Duration::from_secs(23);
 /// How long a client may neither read nor acknowledge what the agent has sent.
 const LONGEST_STALL: Duration = LONGEST_REQUEST;
 
+/// What clients may use.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// The maximum number of connections.
+    most: usize,
+    /// See [`LONGEST_REQUEST`].
+    longest: Duration,
+}
+
 /// Serves `router` on the connections of `listener`, at most `most` at a time, forever.
 pub(crate) async fn serve(mut listener: TcpListener, router: Router, most: usize) -> Infallible {
-    serve_all(&mut listener, &router, most, &GracefulShutdown::new()).await
+    let limits = Limits { most, longest: LONGEST_REQUEST };
+    serve_all(&mut listener, &router, limits, &GracefulShutdown::new()).await
 }
 
 /// Serves `router` on the connections of `listener`, at most `most` at a time, until `stop` completes; then waits until
 /// all requests that have arrived are answered.
 pub(crate) async fn serve_until(
-    mut listener: TcpListener,
+    listener: TcpListener,
     router: Router,
     most: usize,
     stop: impl Future<Output = ()>,
 ) {
+    serve_limited(listener, router, Limits { most, longest: LONGEST_REQUEST }, stop).await;
+}
+
+/// As [`serve_until`], with all limits.
+async fn serve_limited(
+    mut listener: TcpListener,
+    router: Router,
+    limits: Limits,
+    stop: impl Future<Output = ()>,
+) {
     let stopping = GracefulShutdown::new();
     tokio::select! {
-        never = serve_all(&mut listener, &router, most, &stopping) => match never {},
+        never = serve_all(&mut listener, &router, limits, &stopping) => match never {},
         () = stop => {}
     }
     drop(listener);
@@ -65,18 +85,18 @@ pub(crate) async fn serve_until(
 async fn serve_all(
     listener: &mut TcpListener,
     router: &Router,
-    most: usize,
+    Limits { most, longest }: Limits,
     stopping: &GracefulShutdown,
 ) -> Infallible {
     if let Err(error) = limit_stalls(listener, LONGEST_STALL) {
         warn!(%error, "clients that do not read a response keep their connections");
     }
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(LONGEST_REQUEST);
+    http.timer(TokioTimer::new()).header_read_timeout(longest);
     let mut connections = Connections { most, tasks: VecDeque::new() };
     loop {
         let (stream, _client) = Listener::accept(listener).await;
-        let service = Limited(TowerToHyperService::new(router.clone()));
+        let service = Limited { service: TowerToHyperService::new(router.clone()), longest };
         let connection = stopping.watch(http.serve_connection(TokioIo::new(stream), service));
         connections.spawn(async move {
             if let Err(error) = connection.await {
@@ -114,8 +134,11 @@ impl Connections {
     }
 }
 
-/// A service whose responses begin within [`LONGEST_REQUEST`].
-struct Limited(TowerToHyperService<Router>);
+/// A service whose responses begin within `longest`.
+struct Limited {
+    service: TowerToHyperService<Router>,
+    longest: Duration,
+}
 
 impl Service<Request<Incoming>> for Limited {
     type Response = Response;
@@ -123,7 +146,7 @@ impl Service<Request<Incoming>> for Limited {
     type Future = Pin<Box<dyn Future<Output = Result<Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        let response = timeout(LONGEST_REQUEST, self.0.call(request));
+        let response = timeout(self.longest, self.service.call(request));
         Box::pin(async {
             response.await.unwrap_or_else(|_elapsed| Ok(StatusCode::REQUEST_TIMEOUT.into_response()))
         })
@@ -139,43 +162,42 @@ mod tests {
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         net::TcpStream,
         sync::oneshot,
-        time::{Instant, pause, resume},
+        time::Instant,
     };
 
     use super::*;
 
     /// Maximum number of connections of the tests' server.
     const MOST: usize = 3;
+    /// A limit that a test can wait for.
+    const SHORT: Duration = Duration::from_millis(500);
 
-    async fn start(stop: impl Future<Output = ()> + Send + 'static) -> (SocketAddr, JoinHandle<()>) {
+    async fn start(longest: Duration, stop: impl Future<Output = ()> + Send + 'static) -> (SocketAddr, JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let router = Router::new()
             .route("/", get(|| async { "served" }))
             .route("/form", post(|body: String| async move { drop(body) }));
-        (address, tokio::spawn(serve_until(listener, router, MOST, stop)))
+        (address, tokio::spawn(serve_limited(listener, router, Limits { most: MOST, longest }, stop)))
     }
 
-    /// Sends `request` and reads the beginning `answer`. Then lets time pass, until the server closes the connection;
-    /// returns what the server has sent in that time, and how long it took.
+    /// Sends `request` and reads the beginning `answer`. Then waits until the server closes the connection; returns what
+    /// the server has sent in that time, and how long it took.
     async fn exchange(address: SocketAddr, request: &str, answer: &str) -> (String, Duration) {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut first = vec![0; answer.len()];
         stream.read_exact(&mut first).await.unwrap();
         assert_eq!(String::from_utf8(first).unwrap(), answer);
-        pause();
         let begin = Instant::now();
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).await.unwrap();
-        let took = begin.elapsed();
-        resume();
-        (String::from_utf8(rest).unwrap(), took)
+        (String::from_utf8(rest).unwrap(), begin.elapsed())
     }
 
     #[tokio::test]
     async fn connection_without_a_whole_request_ends_after_a_while() {
-        let (address, _server) = start(future::pending()).await;
+        let (address, _server) = start(SHORT, future::pending()).await;
         let ok = "HTTP/1.1 200 OK\r\n";
         for (request, answer, last) in [
             ("", "", ""),
@@ -190,7 +212,7 @@ mod tests {
             let (rest, took) = exchange(address, request, answer).await;
             assert_eq!(rest.is_empty(), last.is_empty(), "{request:?}: {rest}");
             assert!(rest.contains(last), "{request:?}: {rest}");
-            assert!(took < 2 * LONGEST_REQUEST, "{request:?}: {took:?}");
+            assert!((SHORT / 2..LONGEST_REQUEST).contains(&took), "{request:?}: {took:?}");
         }
     }
 
@@ -208,7 +230,7 @@ mod tests {
 
     #[tokio::test]
     async fn client_beyond_the_maximum_ends_the_oldest_connection() {
-        let (address, _server) = start(future::pending()).await;
+        let (address, _server) = start(LONGEST_REQUEST, future::pending()).await;
         let mut held = Vec::new();
         for _ in 0..=MOST {
             let mut stream = TcpStream::connect(address).await.unwrap();
@@ -245,7 +267,7 @@ mod tests {
     #[tokio::test]
     async fn server_that_stops_closes_idle_connections_at_once() {
         let (stop, stopped) = oneshot::channel::<()>();
-        let (address, server) = start(async move { drop(stopped.await) }).await;
+        let (address, server) = start(LONGEST_REQUEST, async move { drop(stopped.await) }).await;
         let mut idle = TcpStream::connect(address).await.unwrap();
         ask(&mut idle).await.unwrap();
         drop(stop);

@@ -47,8 +47,8 @@ pub(crate) enum Full {
     Backends,
     Tables,
     Counters,
-    /// `SERVICES` or `SERVICE_NAMES`, which have the same capacity.
     Frontends,
+    Names,
     SourceRanges,
     Limits,
     Vips,
@@ -73,7 +73,7 @@ pub(crate) struct Demand {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remaining {
     pub(crate) frontends: usize,
-    names: usize,
+    pub(crate) names: usize,
     pub(crate) source_ranges: usize,
     pub(crate) limits: usize,
     pub(crate) vips: usize,
@@ -96,7 +96,7 @@ impl Remaining {
     pub(crate) fn take(&mut self, demand: Demand) -> Result<(), Full> {
         let frontends = self.frontends + demand.frontends_gone;
         let frontends = frontends.checked_sub(demand.frontends).ok_or(Full::Frontends)?;
-        let names = self.names.checked_sub(demand.names).ok_or(Full::Frontends)?;
+        let names = self.names.checked_sub(demand.names).ok_or(Full::Names)?;
         let source_ranges = self.source_ranges.checked_sub(demand.source_ranges).ok_or(Full::SourceRanges)?;
         let limits = self.limits.checked_sub(demand.limits).ok_or(Full::Limits)?;
         let vips = self.vips + demand.vips_gone;

@@ -201,8 +201,7 @@ pub enum Condition {
         /// The Service whose backends get no counters.
         service: ObjectName,
     },
-    /// `SERVICES` has no room for the new frontends, or `SERVICE_NAMES` (of the same capacity) has no room for the
-    /// names of new ports. The fields and consequences are those of [`Self::ArenaFull`].
+    /// `SERVICES` has no room for the new frontends; otherwise as [`Self::ArenaFull`].
     #[error(
         "Service {service} needs room for {wanted} frontends in SERVICES, but of {slots} {free} are free; it keeps what it \
          has: restart the agent with a larger --max-frontends"
@@ -215,6 +214,21 @@ pub enum Condition {
         /// Number of further frontends that fit now.
         free: usize,
         /// Capacity of `SERVICES`.
+        slots: u32,
+    },
+    /// `SERVICE_NAMES` has no room for the names of new service ports; otherwise as [`Self::ArenaFull`].
+    #[error(
+        "Service {service} needs room for the names of {wanted} ports in SERVICE_NAMES, but of {slots} {free} are free; it \
+         keeps what it has: restart the agent with a larger --max-frontends"
+    )]
+    NamesFull {
+        /// The Service whose ports do not fit.
+        service: ObjectName,
+        /// Number of ports with a frontend that the Service should have.
+        wanted: usize,
+        /// Number of further ports whose names fit now.
+        free: usize,
+        /// Capacity of `SERVICE_NAMES`.
         slots: u32,
     },
     /// `SOURCE_RANGES` has no room for the source ranges of a load balancer; otherwise as [`Self::ArenaFull`].
@@ -315,17 +329,18 @@ pub enum Condition {
 
 impl Condition {
     /// Names of the maps that [`Self::waits_for`] can return.
-    pub const MAPS: [&str; 7] =
-        ["BACKENDS", "TABLES", "ACTIVE", "SERVICES", "SOURCE_RANGES", "LIMITS", "VIPS"];
+    pub const MAPS: [&str; 8] =
+        ["BACKENDS", "TABLES", "ACTIVE", "SERVICES", "SERVICE_NAMES", "SOURCE_RANGES", "LIMITS", "VIPS"];
 
-    /// Name of the full map, if the condition is that a map is full; `SERVICES` also stands for `SERVICE_NAMES`. The
-    /// condition may end when other Services free entries of this map.
+    /// Name of the full map, if the condition is that a map is full. The condition may end when other Services free
+    /// entries of this map.
     pub const fn waits_for(&self) -> Option<&'static str> {
         match self {
             Self::ArenaFull { .. } => Some("BACKENDS"),
             Self::TablesFull { .. } => Some("TABLES"),
             Self::CountersFull { .. } => Some("ACTIVE"),
             Self::FrontendsFull { .. } => Some("SERVICES"),
+            Self::NamesFull { .. } => Some("SERVICE_NAMES"),
             Self::SourceRangesFull { .. } => Some("SOURCE_RANGES"),
             Self::LimitsFull { .. } => Some("LIMITS"),
             Self::VipsFull { .. } => Some("VIPS"),
@@ -351,6 +366,7 @@ impl Condition {
             | Self::TablesFull { .. }
             | Self::CountersFull { .. }
             | Self::FrontendsFull { .. }
+            | Self::NamesFull { .. }
             | Self::SourceRangesFull { .. }
             | Self::LimitsFull { .. }
             | Self::VipsFull { .. }
@@ -369,6 +385,7 @@ impl Condition {
         matches!(
             self,
             Self::FrontendsFull { .. }
+                | Self::NamesFull { .. }
                 | Self::SourceRangesFull { .. }
                 | Self::LimitsFull { .. }
                 | Self::VipsFull { .. }
@@ -382,6 +399,7 @@ impl Condition {
             | Self::TablesFull { service, .. }
             | Self::CountersFull { service }
             | Self::FrontendsFull { service, .. }
+            | Self::NamesFull { service, .. }
             | Self::SourceRangesFull { service, .. }
             | Self::LimitsFull { service, .. }
             | Self::VipsFull { service, .. }

@@ -93,7 +93,7 @@ pub(crate) fn all_answered<'a>(
 
 /// A bar that shows how many of the nodes have answered or failed.
 fn progress(nodes: usize) -> ProgressBar {
-    on_terminal(Some(nodes as u64), "{pos} of {len} nodes have answered ({elapsed})")
+    on_terminal(Some(nodes as u64), "{pos} of {len} nodes have answered or failed ({elapsed})")
 }
 
 /// A bar whose message is what the command waits for.

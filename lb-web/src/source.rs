@@ -137,8 +137,8 @@ pub struct ServicePort {
     /// Backends whose endpoint terminates but still serves. They get new connections only while no endpoint that the
     /// traffic policy allows is ready.
     pub terminating: usize,
-    /// Unhealthy targets (endpoints with the probed port) of the Service's health check, counted over all ports that
-    /// the check covers; 0 if it does not cover this port, or no agent runs.
+    /// Unhealthy targets (endpoints with the probed port) of this port in the Service's health check, as far as the
+    /// targets of its ports can be told apart; 0 if the check does not cover this port, or no agent runs.
     pub unhealthy: usize,
     /// Traffic by backend, of backends that had a flow recently.
     pub traffic: BTreeMap<SocketAddr, Tally>,

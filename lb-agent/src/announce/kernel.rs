@@ -7,9 +7,9 @@ use std::{
 
 use lb_common::{AnnounceKey, Heard};
 use lb_datapath::{AnnounceAttacher, AnnounceSocket, Announcements, DatapathError};
-use tracing::warn;
 
 use super::{devices::Wire, frames};
+use crate::log_few::warn_new;
 
 /// The announcer's handles to the kernel: program, maps and socket.
 #[derive(Debug)]
@@ -21,12 +21,15 @@ pub struct Kernel {
     /// The packet socket that sends announcements. [`Self::serve`] opens it for the first address, so an agent that
     /// announces none does not need `CAP_NET_RAW`.
     socket: Option<AnnounceSocket>,
+    /// What the last call of [`Self::serve`] could not do; only new failures are logged, because it is called several
+    /// times a second.
+    failures: Vec<String>,
 }
 
 impl Kernel {
     /// Creates the handles without opening the socket.
     pub const fn new(attacher: AnnounceAttacher, maps: Announcements) -> Self {
-        Self { attacher, maps, socket: None }
+        Self { attacher, maps, socket: None, failures: Vec::new() }
     }
 
     /// Attaches the program to exactly the devices of `places`, and joins exactly the multicast groups at which
@@ -37,27 +40,34 @@ impl Kernel {
         places: &BTreeMap<AnnounceKey, Wire>,
     ) -> Result<BTreeMap<AnnounceKey, Heard>, DatapathError> {
         let devices: BTreeSet<u32> = places.keys().map(|key| key.device).collect();
-        for (device, error) in self.attacher.sync(&devices)? {
-            warn!(device, "{error}; its addresses are not announced there yet");
-        }
+        let failed = self.attacher.sync(&devices)?;
         if self.socket.is_none() && !places.is_empty() {
             self.socket = Some(AnnounceSocket::open()?);
         }
-        self.join_groups(places);
+        let unserved = failed.iter().map(|(device, error)| {
+            format!("device {device}: {error}; its addresses are not announced there yet")
+        });
+        let failures: Vec<String> = unserved.chain(self.join_groups(places)).collect();
+        warn_new(&mut self.failures, &failures);
         self.maps.heard(|key| places.contains_key(key))
     }
 
-    fn join_groups(&mut self, places: &BTreeMap<AnnounceKey, Wire>) {
-        let Some(socket) = &mut self.socket else { return };
+    /// Joins the groups of `places`, and leaves all others. Returns why some cannot be joined.
+    fn join_groups(&mut self, places: &BTreeMap<AnnounceKey, Wire>) -> Vec<String> {
+        let Some(socket) = &mut self.socket else { return Vec::new() };
         let group = |key: &AnnounceKey| Some((key.device, frames::group(key.address.into())?));
         let groups: BTreeSet<_> = places.keys().filter_map(group).collect();
+        let mut failures = Vec::new();
         for (device, group) in &groups {
             if let Err(error) = socket.join(*device, *group) {
                 let loss = "the device may drop neighbour solicitations";
-                warn!(device, "cannot receive the multicast group {group}: {error}; {loss}");
+                failures.push(format!(
+                    "device {device}: cannot receive the multicast group {group}: {error}; {loss}"
+                ));
             }
         }
         socket.leave_others(|device, group| groups.contains(&(device, group)));
+        failures
     }
 
     /// Sends a frame through the device with this interface index; does nothing while the socket is not open.

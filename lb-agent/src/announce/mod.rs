@@ -371,8 +371,9 @@ impl Announcer {
             records.insert(*key, Announcement { deadline, since, mac, reserved: [0; 2] });
             held.insert(*key, it);
         }
-        self.held = held;
         self.kernel.maps.set(&records)?;
+        self.log_ends(&held);
+        self.held = held;
         self.in_use = !self.places.is_empty();
         self.log_claims(&heard);
         self.announce(&heard, now);
@@ -399,6 +400,14 @@ impl Announcer {
         let is_same = leases.rights(now).map(|(address, right)| (address, right.since)).eq(known);
         let earliest = self.rights.values().map(|right| right.deadline).min();
         !is_same || leases.rights(now).map(|(_, right)| right.deadline).min() > earliest
+    }
+
+    /// Logs which addresses this node no longer announces, for example because their pool or their Service is gone, or
+    /// another node has got the right. `now` are the announcements after this update.
+    fn log_ends(&self, now: &BTreeMap<AnnounceKey, Held>) {
+        for key in self.held.keys().filter(|key| !now.contains_key(key)) {
+            info!(address = %IpAddr::from(key.address), device = key.device, "no longer announcing the address");
+        }
     }
 
     /// Logs each claim of an address by another machine once.

@@ -174,9 +174,10 @@ fn duration(seconds: u32) -> String {
 /// Prints how many entries `conntrack flush` has deleted.
 pub(super) fn flushed(entries: usize, output: TableOrJson) -> anyhow::Result<()> {
     match output {
-        TableOrJson::Table => {
-            print(&format!("Deleted {entries} entries: two for each connection, one for a tunnelled one.\n"))
-        }
+        TableOrJson::Table => print(&format!(
+            "Deleted {entries} entries: four for each connection that was masqueraded through the stack, one for each \
+                 tunnelled one, two for any other.\n"
+        )),
         TableOrJson::Json => print_json(&serde_json::json!({ "entries": entries })),
     }
 }

@@ -6,7 +6,7 @@ use tokio::{sync::watch, task, time};
 use tracing::{debug, info, warn};
 
 use super::{report::DeviceReport, state::State};
-use crate::{metrics::Metrics, node::DetectLocal};
+use crate::{log_few::warn_new, metrics::Metrics, node::DetectLocal};
 use lb_datapath::{
     AttachPoint, Attacher, DatapathError, Device, DeviceKind, DeviceMap, DevicePatterns, DeviceWatcher,
     InternalDevices, Network, SyncReport, XdpAttacher,
@@ -130,6 +130,7 @@ impl Devices {
     /// Runs the task; the caller has called [`Self::sync`] once.
     pub(super) async fn run(mut self) -> anyhow::Result<Infallible> {
         let mut complete = self.failed.is_empty();
+        let mut failures = Vec::new();
         loop {
             if complete {
                 tokio::select! {
@@ -141,13 +142,10 @@ impl Devices {
                 // attachment it waits for a change that may never come.
                 time::sleep(RETRY).await;
             }
-            complete = match task::block_in_place(|| self.sync()) {
-                Ok(complete) => complete,
-                Err(error) => {
-                    warn!("{error}; retrying");
-                    false
-                }
-            };
+            let result = task::block_in_place(|| self.sync());
+            complete = matches!(result, Ok(true));
+            let failure = result.err().map(|error| format!("{error}; retrying"));
+            warn_new(&mut failures, failure.as_slice());
         }
     }
 }

@@ -18,7 +18,7 @@ use tokio::{
     sync::{mpsc, watch},
     task, time,
 };
-use tracing::{info, warn};
+use tracing::info;
 
 use super::{ipsec::Ipsec, report::NodeReport, state::State};
 use crate::{
@@ -219,6 +219,7 @@ impl Node {
         events: mpsc::Sender<SourceEvent>,
     ) -> anyhow::Result<Infallible> {
         let mut pause = ROUTINE;
+        let mut failures = Vec::new();
         loop {
             let Sources { network, info, service_cidrs, synchronised, peers, catch, routed } =
                 &mut self.sources;
@@ -233,7 +234,10 @@ impl Node {
                 () = self.kernel.ipsec.changed() => {}
                 () = time::sleep(pause) => {}
             }
-            match task::block_in_place(|| self.update()) {
+            let result = task::block_in_place(|| self.update());
+            let failure = result.as_ref().err().map(|error| format!("{error}; retrying"));
+            warn_new(&mut failures, failure.as_slice());
+            match result {
                 Ok(facts) if facts != sent => {
                     facts.log_changes(&sent);
                     for event in facts.events() {
@@ -243,10 +247,7 @@ impl Node {
                     pause = ROUTINE;
                 }
                 Ok(_) => pause = ROUTINE,
-                Err(error) => {
-                    warn!("{error}; retrying");
-                    pause = RETRY;
-                }
+                Err(_logged) => pause = RETRY,
             }
         }
     }

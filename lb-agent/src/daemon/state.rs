@@ -2,7 +2,7 @@
 //! checks and `status` read it.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -113,8 +113,11 @@ impl Inner {
         all
     }
 
+    /// All conditions, each once: several tasks report a pool that cannot be read.
     fn conditions(&self) -> Vec<String> {
-        self.conditions_by_subject().into_iter().flat_map(|(_, conditions)| conditions).cloned().collect()
+        let mut known = BTreeSet::new();
+        let all = self.conditions_by_subject().into_iter().flat_map(|(_, conditions)| conditions);
+        all.filter(|condition| known.insert(*condition)).cloned().collect()
     }
 }
 
@@ -367,6 +370,15 @@ mod tests {
         state.record_attempt(Listener::Metrics, address, Ok(()));
         let problems = state.report(true).problems;
         assert!(problems[0].contains("--web-bind-address to an address of this node"), "{problems:?}");
+    }
+
+    #[test]
+    fn condition_that_several_tasks_report_is_listed_once() {
+        let state = State::new("a".to_owned());
+        let texts = |texts: [&str; 2]| texts.map(str::to_owned).to_vec();
+        state.set_node_conditions(texts(["node", "pool"]));
+        state.set_announce_conditions(texts(["pool", "advertisement"]));
+        assert_eq!(state.report(true).problems, ["node", "pool", "advertisement"]);
     }
 
     #[test]

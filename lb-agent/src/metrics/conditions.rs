@@ -28,7 +28,7 @@ impl<S: AgentState> Collector for Conditions<S> {
             "1 after the first synchronisation, while no change waits for longer than a minute, else 0";
         let healthy = ConstGauge::new(i64::from(self.0.is_healthy()));
         healthy.encode(encoder.encode_descriptor("lb_healthy", help, None, healthy.metric_type())?)?;
-        let help = "Conditions that `lb-agent status` lists, by what they are about";
+        let help = "Conditions that the agent reports, by what they are about (`lb-agent status` lists more)";
         let kind = ConstGauge::new(0i64).metric_type();
         let mut family = encoder.encode_descriptor("lb_conditions", help, None, kind)?;
         for (about, count) in self.0.condition_counts() {

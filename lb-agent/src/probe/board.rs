@@ -136,6 +136,11 @@ impl CheckReport {
         probe.is_ok_and(|Probe { kind, port }| port.is_some() || kind.protocol().as_str() == protocol)
     }
 
+    /// Whether the check names the port to probe. Then its targets have this port, whichever port serves clients.
+    pub fn names_port(&self) -> bool {
+        self.check.parse::<Probe>().is_ok_and(|probe| probe.port.is_some())
+    }
+
     fn count(&mut self, target: &Target, state: &State, now: Timestamp) {
         match state.verdict {
             EndpointHealth::Healthy => self.healthy += 1,

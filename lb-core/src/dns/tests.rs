@@ -472,6 +472,17 @@ fn cluster_domain_may_have_one_label_and_a_dot_at_its_end() {
     }
 }
 
+#[test]
+fn rejected_cluster_domain_names_the_characters_and_the_length_that_are_accepted() {
+    let longest = format!("{}a", "a.".repeat(126));
+    for good in ["A1-b_c.local", &longest] {
+        assert!(Zone::new(good, 5).is_ok(), "{good:?}");
+    }
+    let error = Zone::new(&format!("{longest}b"), 5).unwrap_err().to_string();
+    assert!(error.contains("letters, digits, hyphens and underscores"), "{error}");
+    assert!(error.contains("at most 253 characters"), "{error}");
+}
+
 /// Random objects with only a few different names, so that they affect each other.
 fn objects() -> impl Strategy<Value = Vec<NameChange>> {
     let name = prop_oneof![Just("a"), Just("b"), Just("svc")];

@@ -31,7 +31,9 @@ pub struct Zone {
 /// Why a text cannot be the cluster domain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{name:?} is no domain name: labels of 1 to 63 letters, digits and hyphens, joined by dots, are expected"
+    "{name:?} is no domain name: labels of 1 to 63 letters, digits, hyphens and underscores, joined by dots, at most {} \
+     characters in all, are expected",
+    LONGEST_NAME - 2
 )]
 pub struct ZoneError {
     name: String,

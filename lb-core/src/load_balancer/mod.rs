@@ -124,8 +124,8 @@ impl LoadBalancers {
     /// How many addresses of each usable pool are in use.
     pub fn usage(&self) -> Vec<PoolUsage> {
         let used = |pool: &Pool| {
-            let ranges = pool.ranges.iter();
-            ranges.map(|range| self.holders.range(range.first()..=range.last()).count() as u64).sum()
+            let held = pool.ranges.iter().flat_map(|range| self.holders.range(range.first()..=range.last()));
+            held.filter(|(ip, _)| !pool.avoids(**ip)).count() as u64
         };
         let usage = |pool| PoolUsage::new(pool, used(pool));
         self.pools.iter().map(usage).collect()

@@ -45,12 +45,13 @@ pub struct Pool {
     pub internal: bool,
 }
 
-/// How many addresses of a pool are in use. Numbers that do not fit are `u64::MAX`.
+/// How many addresses of a pool are in use, without those that it does not give because of `avoidBuggyIPs`. Numbers
+/// that do not fit are `u64::MAX`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolUsage {
     /// Name of the pool.
     pub pool: Arc<str>,
-    /// Number of addresses that Services have.
+    /// Number of addresses that Services have, at most `total`.
     pub used: u64,
     /// Number of addresses that Services can have, in use or not.
     pub total: u64,

@@ -157,6 +157,19 @@ fn buggy_addresses_are_avoided_on_request() {
 }
 
 #[test]
+fn usage_leaves_out_avoided_addresses_that_services_keep() {
+    let addresses = json!(["192.0.2.254-192.0.3.1"]);
+    let mut all = with_pools(vec![pool("a", json!({"addresses": addresses}))]);
+    let used = |all: &LoadBalancers| all.usage().into_iter().map(|it| (it.used, it.total)).next().unwrap();
+    for number in 0..4 {
+        given(&mut all, &request(&format!("s{number}"), json!({})));
+    }
+    assert_eq!(used(&all), (4, 4));
+    all.set_pools(vec![pool("a", json!({"addresses": addresses, "avoidBuggyIPs": true}))], &[]);
+    assert_eq!(used(&all), (2, 2));
+}
+
+#[test]
 fn named_addresses_are_given_or_refused_with_the_reason() {
     let mut all = with_pools(vec![of_range("a", "192.0.2.0/28"), of_range("b", "198.51.100.0/28")]);
     let field = request("field", json!({"spec": {"loadBalancerIP": "192.0.2.9"}}));

@@ -281,6 +281,10 @@ impl Reconciler {
                     slots: self.capacity.frontends,
                 }
             }
+            Full::Names => {
+                let wanted = owned.len();
+                Condition::NamesFull { service, wanted, free: left.names, slots: self.capacity.names }
+            }
             Full::SourceRanges => {
                 let wanted = owned.iter().map(|port| source_ranges(0, port).count()).sum();
                 let free = left.source_ranges;

@@ -548,6 +548,22 @@ fn service_without_free_frontend_entry_delays_no_other() {
 }
 
 #[test]
+fn condition_about_a_full_map_of_names_says_which_map_is_full() {
+    let capacity = Capacity { frontends: 3, names: 2, ..Capacity::of_arenas(100, 0) };
+    let mut node = Node::with_capacity(capacity, Policy::default());
+    let all = |of: &'static str, n| [service(of, n), slice(of, &[n])];
+    node.reconciler.handle([all("a", 1), all("b", 2), all("c", 3)].concat());
+    let plan = node.sync();
+    let full = Condition::NamesFull { service: name("c"), wanted: 1, free: 0, slots: 2 };
+    assert_eq!(plan.problems, [full.clone()]);
+    assert_eq!(full.waits_for(), Some("SERVICE_NAMES"));
+    assert!(full.to_string().ends_with("restart the agent with a larger --max-frontends"), "{full}");
+    node.reconciler.handle(vec![Change::Service(name("b"), None)]);
+    node.settle();
+    assert!(node.kernel.dump().contains("c/TCP ClusterIP 10.96.0.3:80"), "{}", node.kernel.dump());
+}
+
+#[test]
 fn service_whose_address_does_not_fit_delays_no_other() {
     let capacity = Capacity { vips: 2, ..Capacity::of_arenas(100, 0) };
     let mut node = Node::with_capacity(capacity, Policy::default());

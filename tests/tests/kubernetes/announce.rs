@@ -232,6 +232,29 @@ fn route_to_an_unreadable_service_stays_over_a_restart() {
 }
 
 #[test]
+fn pool_that_cannot_be_read_is_named_once_by_each_node_that_announces() {
+    let mut segment = Segment::new(2);
+    segment.fill();
+    segment.server.put(json!({
+        "apiVersion": "metallb.io/v1beta1", "kind": "IPAddressPool",
+        "metadata": {"namespace": "metallb-system", "name": "invalid"}, "spec": {"addresses": ["192.0.2"]},
+    }));
+    let key = segment.folder.join("key").display().to_string();
+    let at_layer_2 = ["--announce".to_owned(), format!("--announce-key-file={key}")];
+    let by_bgp = ["--announce-table".to_owned(), "1080".to_owned()];
+    segment.start_with(|number| if number == 1 { at_layer_2.to_vec() } else { by_bgp.to_vec() });
+    for number in [1, 2] {
+        let is_named = || {
+            let status = segment.json(number, &["status"]).ok()?;
+            let problems = status["agent"]["problems"].as_array()?;
+            let of_pool = problems.iter().filter(|it| it.to_string().contains("spec.addresses[0]"));
+            (of_pool.count() == 1).then_some(())
+        };
+        wait_for(SOON, is_named).unwrap_or_else(|| panic!("n{number} names no pool\n{}", segment.logs()));
+    }
+}
+
+#[test]
 fn nodes_share_an_address_as_advertisements_and_labels_say() {
     let mut segment = Segment::new(3);
     segment.fill();

@@ -269,6 +269,28 @@ fn lone_node_answers_for_the_addresses_of_its_services_only() {
     segment.folders[0].remove("advertisement").unwrap();
     let is_silent = || segment.arping(0, VIP).is_empty().then_some(());
     wait_for(SOON, is_silent).expect("an address that is not advertised must not be answered");
+    let log = || segment.agents[0].as_ref().unwrap().log();
+    for address in [VIP, VIP6] {
+        let line = format!("no longer announcing the address address={address}");
+        wait_for(SOON, || log().contains(&line).then_some(()))
+            .unwrap_or_else(|| panic!("{line}:\n{}", log()));
+    }
+}
+
+#[test]
+fn multicast_group_that_cannot_be_joined_is_logged_once() {
+    let mut segment = Segment::new(1);
+    // Below an MTU of 1,280 bytes the kernel takes IPv6 off the device, so that it joins no group of IPv6.
+    segment.nodes[0].ip("link set eth0 mtu 1200\n").unwrap();
+    segment.start(&[]);
+    segment.advertise();
+    segment.owner(SOON, |_| true);
+    let log = || segment.agents[0].as_ref().unwrap().log();
+    let times = || log().matches("cannot receive the multicast group").count();
+    wait_for(SOON, || (times() > 0).then_some(())).unwrap_or_else(|| panic!("{}", log()));
+    // The agent tries again every 200 ms.
+    thread::sleep(Duration::from_secs(1) * patience());
+    assert_eq!(times(), 1, "{}", log());
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! have made them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -14,7 +14,7 @@ use std::{
 use clap::Parser as _;
 use jiff::Timestamp;
 use lb_common::Outcome;
-use lb_core::traffic::Tally;
+use lb_core::{probe::EndpointHealth, traffic::Tally};
 use lb_web::{
     Connections, EventFilter as Filter, EventReader, Fill, Query, ServicePort, ServicePorts, ServiceReader,
     Source, SourceError, Status,
@@ -37,6 +37,7 @@ use crate::{
     config::{ConfigError, KernelPaths},
     daemon::{report::Report, socket},
     leftovers::{self, Findings},
+    probe::EndpointReport,
 };
 use lb_datapath::{Ledger, MapFill, Pinned};
 
@@ -194,19 +195,52 @@ impl ServiceReader for Reader {
         if let Some(report) = report(&self.bpffs) {
             service_view::add_health(&mut services, &report.health_checks);
         }
-        Ok(services.into_iter().map(|view| port(view, &mut traffic)).collect())
+        let of_services = services.chunk_by(|a, b| (&a.namespace, &a.name) == (&b.namespace, &b.name));
+        let unhealthy: Vec<usize> = of_services.flat_map(unhealthy).collect();
+        let ports = services.into_iter().zip(unhealthy);
+        Ok(ports.map(|(view, unhealthy)| port(view, unhealthy, &mut traffic)).collect())
     }
 }
 
-fn port(view: ServiceView, traffic: &mut BTreeMap<u32, BTreeMap<SocketAddr, Tally>>) -> ServicePort {
+/// For each of `ports`, which are all ports of one Service: the number of unhealthy targets of its health check; 0 if
+/// the check does not cover the port, or no agent runs.
+fn unhealthy(ports: &[ServiceView]) -> Vec<usize> {
+    ports.iter().map(|view| unhealthy_targets(view, ports)).collect()
+}
+
+/// The number of unhealthy targets of `view`, one of `ports`. The agent does not report which service port a target
+/// serves. If the check does not name the port to probe, targets whose port only backends of other service ports have
+/// count for those.
+fn unhealthy_targets(view: &ServiceView, ports: &[ServiceView]) -> usize {
+    let Some(check) = view.health_check.as_ref().filter(|check| check.covers(view.protocol)) else {
+        return 0;
+    };
+    if check.names_port() {
+        return check.unhealthy;
+    }
+    let covered = ports.iter().filter(|other| check.covers(other.protocol));
+    let (all, own): (BTreeSet<u16>, _) = (covered.flat_map(backend_ports).collect(), backend_ports(view));
+    let is_unhealthy = |target: &&EndpointReport| target.verdict == EndpointHealth::Unhealthy.as_str();
+    let is_of_other = |port: &u16| all.contains(port) && !own.contains(port);
+    check.failing.iter().filter(is_unhealthy).filter(|target| !is_of_other(&target.port)).count()
+}
+
+fn backend_ports(view: &ServiceView) -> BTreeSet<u16> {
+    view.backends.iter().map(|backend| backend.port).collect()
+}
+
+fn port(
+    view: ServiceView,
+    unhealthy: usize,
+    traffic: &mut BTreeMap<u32, BTreeMap<SocketAddr, Tally>>,
+) -> ServicePort {
     let terminating = view.backends.iter().filter(|backend| backend.state == "terminating").count();
-    let check = view.health_check.as_ref().filter(|check| check.covers(view.protocol));
     ServicePort {
         id: view.id,
         frontends: view.frontends.iter().map(|frontend| (frontend.address, frontend.port).into()).collect(),
         ready: view.backends.len() - terminating,
         terminating,
-        unhealthy: check.map_or(0, |check| check.unhealthy),
+        unhealthy,
         traffic: traffic.remove(&view.id).unwrap_or_default(),
         namespace: view.namespace,
         name: view.name,
@@ -219,7 +253,7 @@ fn port(view: ServiceView, traffic: &mut BTreeMap<u32, BTreeMap<SocketAddr, Tall
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::service_view::testdata;
+    use crate::{commands::service_view::testdata, probe::CheckReport};
 
     fn question(words: &[&str], flags: &[&str], query: &[(&str, &str)]) -> Result<Command, String> {
         let query = query.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
@@ -254,8 +288,53 @@ mod tests {
         let views = service_view::services(&testdata::contents());
         let mut traffic =
             BTreeMap::from([(7, BTreeMap::from([(([10, 1, 0, 5], 8080).into(), Tally::default())]))]);
-        let row = port(views[0].clone(), &mut traffic);
-        assert_eq!((row.id, row.ready, row.terminating, row.traffic.len()), (7, 2, 1, 1));
+        let row = port(views[0].clone(), 3, &mut traffic);
+        assert_eq!((row.id, row.ready, row.terminating, row.unhealthy), (7, 2, 1, 3));
+        assert_eq!(row.traffic.len(), 1);
         assert_eq!(row.frontends[0].to_string(), "10.96.0.10:80");
+    }
+
+    /// A health check, with an unhealthy target at each of these ports.
+    fn check(text: &str, ports: &[u16]) -> CheckReport {
+        let target = |port: &u16| EndpointReport {
+            address: [10, 1, 0, 9].into(),
+            port: *port,
+            verdict: "unhealthy".to_owned(),
+            since: Timestamp::UNIX_EPOCH,
+            held_until: None,
+            reason: "refused".to_owned(),
+        };
+        CheckReport {
+            namespace: "default".to_owned(),
+            name: "web".to_owned(),
+            check: text.to_owned(),
+            interval_milliseconds: 10_000,
+            timeout_milliseconds: 5_000,
+            healthy_threshold: 2,
+            unhealthy_threshold: 3,
+            healthy: 0,
+            unhealthy: ports.len(),
+            unknown: 0,
+            failing: ports.iter().map(target).collect(),
+            passing: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn unhealthy_targets_count_for_the_service_port_whose_backends_have_their_port() {
+        let served_at = |port, protocol| {
+            let mut view = service_view::services(&testdata::contents()).remove(0);
+            view.backends.iter_mut().for_each(|backend| backend.port = port);
+            ServiceView { protocol, ..view }
+        };
+        let counts = |text: &str, failing: &[u16]| {
+            let mut ports = [(8080, "TCP"), (9090, "TCP"), (5353, "UDP")].map(|(at, of)| served_at(at, of));
+            service_view::add_health(&mut ports, &[check(text, failing)]);
+            unhealthy(&ports)
+        };
+        assert_eq!(counts("http:///healthz", &[9090]), [0, 1, 0]);
+        assert_eq!(counts("http:///healthz", &[8080, 9090, 9090]), [1, 2, 0]);
+        assert_eq!(counts("http:///healthz", &[7070, 5353]), [2, 2, 0], "TCP ports without a backend");
+        assert_eq!(counts("http://:9090/healthz", &[9090]), [1, 1, 1], "a port for all service ports");
     }
 }

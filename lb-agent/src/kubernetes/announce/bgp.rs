@@ -153,7 +153,7 @@ impl Follower {
             Crd::of(pools),
         ];
         let missing = self.missing_crds.update(&crds);
-        let problems = advertisements.problems().chain(peers.problems());
+        let problems = advertisements.problems().chain(pools.problems()).chain(peers.problems());
         let problems = problems.chain(communities.problems()).chain(profiles.problems());
         let problems = problems.chain(of_passwords.iter().map(String::as_str)).chain(missing.as_deref());
         let problems = self.server.update(failures.into_iter().flatten(), problems);

@@ -253,8 +253,8 @@ impl Follower {
             voters.as_ref().and_then(Watch::failure),
         ];
         let missing = self.missing_crds.update(&[Crd::of(advertisements), Crd::of(pools)]);
-        // Leaves out the conditions of pools, because the load balancer controller reports them.
-        let problems = advertisements.problems().chain(voters.iter().flat_map(Watch::problems));
+        let problems = advertisements.problems().chain(pools.problems());
+        let problems = problems.chain(voters.iter().flat_map(Watch::problems));
         let problems = problems.chain(self.again.iter().filter_map(|(_, why)| why.as_deref()));
         let problems = problems.chain(self.lost.as_deref()).chain(missing.as_deref());
         let problems = self.server.update(failures.into_iter().flatten(), problems);

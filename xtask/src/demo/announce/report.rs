@@ -72,7 +72,7 @@ pub(super) struct Line {
     at_ms: u64,
     /// Bytes that each client received: near, far.
     bytes: [u64; 2],
-    /// Downloads of each client that have failed so far; 0 if the client has no sample in this step.
+    /// Downloads of each client that have failed so far.
     failed: [usize; 2],
 }
 
@@ -122,6 +122,12 @@ pub(super) fn timeline(start: Instant, samples: &[Vec<Sample>; 2]) -> Vec<Line> 
             lines[index].bytes[client] += sample.bytes;
             lines[index].failed[client] = sample.failed;
         }
+    }
+    // A step without a sample of a client has the failures of the step before.
+    let mut failed = [0; 2];
+    for line in &mut lines {
+        failed = [0, 1].map(|client| failed[client].max(line.failed[client]));
+        line.failed = failed;
     }
     lines
 }
@@ -233,6 +239,16 @@ mod tests {
         let report = Report { dead: 2, scenes: vec![scene(tallies)] };
         assert_eq!(report.broken(), 1);
         assert!(report.text().contains("1: reset"), "{}", report.text());
+    }
+
+    #[test]
+    fn steps_without_a_sample_have_the_failures_so_far() {
+        let start = Instant::now();
+        let sample =
+            |ms, failed| Sample { at: start + Duration::from_millis(ms), bytes: 5, moving: 1, failed };
+        let samples = [vec![sample(10, 0), sample(300, 2)], vec![sample(10, 1), sample(900, 3)]];
+        let failed: Vec<[usize; 2]> = timeline(start, &samples).iter().map(|line| line.failed).collect();
+        assert_eq!(failed, [[0, 1], [2, 1], [2, 1], [2, 3]]);
     }
 
     #[test]
