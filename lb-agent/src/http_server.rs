@@ -172,7 +172,10 @@ mod tests {
     /// A limit that a test can wait for.
     const SHORT: Duration = Duration::from_millis(500);
 
-    async fn start(longest: Duration, stop: impl Future<Output = ()> + Send + 'static) -> (SocketAddr, JoinHandle<()>) {
+    async fn start(
+        longest: Duration,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> (SocketAddr, JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let router = Router::new()
