@@ -14,7 +14,7 @@ use std::{
 use lb_common::{ServiceKey, SourceRangeKey, Vip};
 
 use crate::{
-    active_flow_slots::{ActiveFlowSlots, ServiceEndpoint},
+    active_flow_slots::ActiveFlowSlots,
     adopt,
     announce::holders::{Holder, Holders},
     arena::{Arena, Epoch},

@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn packet_whose_transport_checksum_does_not_fit_into_a_quote_has_no_task() {
-        let headers = |network| Headers { l3: 14, l4: 14 + network, is_v4: false };
+        let headers = |network: u32| Headers { l3: 14, l4: 14 + network, is_v4: false };
         assert_eq!(ChecksumTask::of(Body::Tcp, &headers(102)), Some(ChecksumTask::Tcp));
         assert_eq!(ChecksumTask::of(Body::Tcp, &headers(104)), None);
         assert_eq!(ChecksumTask::of(Body::Udp, &headers(112)), Some(ChecksumTask::Udp));

@@ -8,7 +8,7 @@
 mod publish;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     convert::Infallible,
     future,
     sync::Arc,

@@ -24,9 +24,9 @@ mod targets;
 mod way;
 mod workload;
 
-use std::{fs, path::PathBuf, process::ExitCode, time::Duration};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use clap::Parser;
 use lb_tests::{
     bench::{Machine, exit_code, machine, write_json},

@@ -24,6 +24,7 @@ const NOW: &str = "2026-11-21T03:00:00Z";
 fn report() -> Report {
     Report {
         announcements: Vec::new(),
+        unannounced: Vec::new(),
         bgp: None,
         pid: 17,
         version: "0.1.0".into(),
