@@ -66,8 +66,8 @@ fn every_program_loads() {
 /// Upper bounds of the verified instructions: the numbers on Linux 6.18 and some room. Every start of the agent waits
 /// for the first eleven programs: about 2 µs for each instruction.
 const BOUNDS: [(&str, u32); 17] = [
-    ("tc_ingress", 225_000),
-    ("tc_egress", 175_000),
+    ("tc_ingress", 200_000),
+    ("tc_egress", 150_000),
     ("sock_connect4", 33_000),
     ("sock_connect6", 34_000),
     ("sock_sendmsg4", 70_000),
@@ -77,8 +77,8 @@ const BOUNDS: [(&str, u32); 17] = [
     ("sock_peername4", 100),
     ("sock_peername6", 100),
     ("sock_release", 100),
-    ("tc_ingress_l3", 205_000),
-    ("tc_egress_l3", 165_000),
+    ("tc_ingress_l3", 180_000),
+    ("tc_egress_l3", 130_000),
     ("tc_catch", 110_000),
     ("xdp_native", 240_000),
     ("xdp_generic", 240_000),
