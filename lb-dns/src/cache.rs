@@ -262,8 +262,11 @@ mod tests {
     fn questions_with_other_flags_have_answers_of_their_own() {
         let (mut cache, start) = (Cache::default(), Instant::now());
         cache.insert(key("a.example."), &found(60), start);
-        let other = Key { dnssec_ok: true, ..key("a.example.") };
-        assert!(matches!(cache.get(&other, start), Cached::Unknown));
+        let asked = Question::query(Name::from_ascii("a.example.").unwrap(), RecordType::A);
+        for (dnssec_ok, checking_disabled) in [(true, false), (false, true), (true, true)] {
+            let other = Key::new(&asked, dnssec_ok, checking_disabled);
+            assert!(matches!(cache.get(&other, start), Cached::Unknown), "{other:?}");
+        }
     }
 
     #[test]

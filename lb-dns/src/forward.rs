@@ -187,7 +187,7 @@ async fn ask_all(servers: &[SocketAddr], ask: &Ask) -> Option<Message> {
 /// Whether the response code makes the message final. NOERROR and NXDOMAIN replace an expired answer (RFC 8767, section
 /// 4), as does YXDOMAIN: a DNAME record makes the name too long (RFC 6672). After any other code, another server may
 /// still know the answer, and an expired answer stays in use.
-fn is_answer(message: &Message) -> bool {
+pub(crate) fn is_answer(message: &Message) -> bool {
     use ResponseCode::{NXDomain, NoError, YXDomain};
     [NoError, NXDomain, YXDomain].contains(&message.metadata.response_code)
 }

@@ -43,7 +43,7 @@ fn follow(names: &Names, query: &Query, limit: u16) -> Result<Local, ProtoError>
     let kind = kind(query.question.query_type);
     let mut reply = query.reply(ResponseCode::NoError);
     let mut name = query.name().clone();
-    for _ in 0..MAX_LINKS {
+    for _ in 0..=MAX_LINKS {
         let answer = lookup(&index, &name, kind);
         if !matches!(answer, Answer::NotOurs) {
             if !names.is_synchronised() {
@@ -114,11 +114,7 @@ impl Writer<'_> {
         let start = rand::random_range(0..found.records.len().max(1));
         let (last, first) = found.records.split_at(start);
         for data in first.iter().chain(last).take(self.most) {
-            if *data == Data::Soa {
-                reply.add_answer(self.soa(self.zone.name())?);
-            } else {
-                reply.add_answer(Record::from_rdata(owner.clone(), found.ttl, self.data(data)?));
-            }
+            reply.add_answer(Record::from_rdata(owner.clone(), found.ttl, self.data(data)?));
         }
         // A message has all additional records or none.
         if found.additional.len() < self.most {

@@ -23,7 +23,7 @@ use tracing::warn;
 
 use crate::{
     clients::{Access, Clients},
-    forward::Forwarder,
+    forward::{Forwarder, is_answer},
     local::{self, Local},
     message::{encode, is_truncated},
     names::Names,
@@ -176,15 +176,19 @@ impl Server {
         self.stats.count_answer(by, reply.metadata.response_code);
     }
 
-    /// Adds the records that another server has for `name`. If no server answers, the result is SERVFAIL.
+    /// Adds the records that another server has for `name`. If no server answers, the result is SERVFAIL. So it is if
+    /// the name is the target of an alias, and a server reports a failure: its code would say that this server has
+    /// failed, or refused, to resolve the alias.
     pub(crate) async fn complete(&self, query: &Query, mut reply: Message, name: Name) -> Message {
         let mut question = query.question.clone();
         question.name = name;
         let (dnssec_ok, checking_disabled) = (query.dnssec_ok(), query.checking_disabled);
         let answer = self.forwarder.resolve(&Ask { question, dnssec_ok, checking_disabled }).await;
         match answer {
-            Some(answer) => append(&mut reply, query, Arc::unwrap_or_clone(answer)),
-            None => reply = query.reply(ResponseCode::ServFail),
+            Some(answer) if reply.answers.is_empty() || is_answer(&answer) => {
+                append(&mut reply, query, Arc::unwrap_or_clone(answer));
+            }
+            Some(_) | None => reply = query.reply(ResponseCode::ServFail),
         }
         self.count("upstream", &reply);
         reply

@@ -312,6 +312,42 @@ fn external_names_are_followed_within_the_zone() {
     }
 }
 
+#[test]
+fn chain_of_ten_external_names_is_followed_to_its_end_and_no_longer_one() {
+    let names = names();
+    let alias = |number: u8| {
+        let target = match number {
+            1 => "web.n.svc.cluster.local".to_owned(),
+            number => format!("alias-{}.n.svc.cluster.local", number - 1),
+        };
+        service(&format!("alias-{number}"), Target::Name(target.into()))
+    };
+    names.apply((1..=11).map(alias));
+    let answer = |number: u8| {
+        let asked = question(&format!("alias-{number}.n.svc.cluster.local."), RecordType::A);
+        let reply = Message::from_vec(&bytes_of(&names, &with_size(asked, 1232))).unwrap();
+        (reply.metadata.response_code, reply.answers.len())
+    };
+    assert_eq!(answer(10), (ResponseCode::NoError, 11));
+    assert_eq!(answer(11), (ResponseCode::ServFail, 0));
+}
+
+#[test]
+fn apex_of_a_reverse_zone_has_the_soa_record_that_its_denials_carry() {
+    let zone = Zone::new("cluster.local", 5).unwrap().with_ranges(vec!["10.96.0.0/16".parse().unwrap()]);
+    let names = Names::new(zone);
+    names.set_synchronised();
+    let ask = |name: &str, kind| Message::from_vec(&bytes_of(&names, &question(name, kind))).unwrap();
+    let denial = ask("1.0.96.10.in-addr.arpa.", RecordType::PTR);
+    assert_eq!(denial.metadata.response_code, ResponseCode::NXDomain);
+    let reply = ask("96.10.In-Addr.arpa.", RecordType::SOA);
+    assert_eq!(reply.answers, denial.authorities);
+    assert_eq!(reply.answers[0].name.to_ascii(), "96.10.In-Addr.arpa.");
+    assert!(reply.metadata.authoritative && reply.authorities.is_empty());
+    let reply = ask("96.10.in-addr.arpa.", RecordType::NS);
+    assert_eq!(reply.answers[0].data.to_string(), "ns.dns.cluster.local.");
+}
+
 /// A server at a free port of the loopback, and its forwarder.
 async fn serve() -> (SocketAddr, Arc<Forwarder>) {
     serve_with(
@@ -454,6 +490,32 @@ async fn external_name_outside_the_zone_is_asked_upstream() {
     assert_eq!(reply.answers[0].data.to_string(), "www.Example.com.");
     assert_eq!(addresses(&reply), ["192.0.2.9"]);
     serving.abort();
+}
+
+#[tokio::test]
+async fn denial_of_the_target_of_an_external_name_keeps_the_alias() {
+    let (server, forwarder) = serve().await;
+    forwarder.servers().set(&[late_upstream(Duration::ZERO, ResponseCode::NXDomain).await], &[]);
+    let reply = ask_udp(server, &question("outside.n.svc.cluster.local.", RecordType::A)).await;
+    let types: Vec<RecordType> = reply.answers.iter().map(Record::record_type).collect();
+    assert_eq!((reply.metadata.response_code, types), (ResponseCode::NXDomain, vec![RecordType::CNAME]));
+}
+
+#[tokio::test]
+async fn failure_of_the_upstream_behind_an_external_name_is_servfail() {
+    for code in [ResponseCode::Refused, ResponseCode::ServFail, ResponseCode::NotImp] {
+        let (server, forwarder) = serve().await;
+        forwarder.servers().set(&[late_upstream(Duration::ZERO, code).await], &[]);
+        let reply = ask_udp(server, &question("outside.n.svc.cluster.local.", RecordType::A)).await;
+        assert_eq!(
+            (reply.metadata.response_code, reply.answers.len()),
+            (ResponseCode::ServFail, 0),
+            "{code}"
+        );
+        assert!(!reply.metadata.authoritative, "{code}");
+        let plain = ask_udp(server, &question("other.example.com.", RecordType::A)).await;
+        assert_eq!(plain.metadata.response_code, code, "the name itself is the upstream's");
+    }
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery, networking:
 use kube::runtime::watcher;
 use lb_core::{
     api::{EndpointSlice, Node, ObjectMeta, Service, ServiceCidr},
-    convert::{self, ConvertError, Converted, HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME},
+    convert::{self, ConvertError, Converted, HEADLESS, Origin, SERVICE_NAME, SERVICE_PROXY_NAME},
     family::Family,
     model::{Change, ObjectName, Trigger},
     rules,
@@ -122,7 +122,7 @@ impl Kind for Service {
     type Change = Change;
 
     fn change(&self, name: &ObjectName) -> Result<Converted<Change>, ConvertError> {
-        Ok(convert::service(self)?.map(|change| named(name, change)))
+        Ok(convert::service(self, Origin::Cluster)?.map(|change| named(name, change)))
     }
 
     fn share(change: &mut Change, strings: &mut Strings) {

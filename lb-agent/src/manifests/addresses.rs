@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use lb_core::{
     allocate::{Allocator, known_allocations},
     api,
-    convert::{self, ConvertError, Converted},
+    convert::{self, ConvertError, Converted, Origin},
     load_balancer::{
         self, AddressRange, AddressRequest, LoadBalancers, Namespaces, Pool, PoolError, PoolUsage,
     },
@@ -278,13 +278,13 @@ fn set_ingress(service: &mut api::Service, addresses: &[IpAddr]) {
     if addresses.is_empty() {
         return;
     }
-    let ingress = |ip: &IpAddr| api::LoadBalancerIngress { ip: Some(ip.to_string()), ip_mode: None };
+    let ingress = |ip: &IpAddr| api::LoadBalancerIngress { ip: Some(ip.to_string()), ..Default::default() };
     let status = service.status.get_or_insert_default().load_balancer.get_or_insert_default();
     status.ingress.get_or_insert_default().extend(addresses.iter().map(ingress));
 }
 
 fn convert(service: &api::Service) -> Result<Option<Service>, FieldError> {
-    match convert::service(service).and_then(Converted::whole).map_err(field_error)? {
+    match convert::service(service, Origin::Manifests).and_then(Converted::whole).map_err(field_error)? {
         Change::Service(_, service) => Ok(service),
         Change::EndpointSlice(..) => Ok(None),
     }

@@ -1,6 +1,6 @@
 //! Parses the text of a YAML document into objects.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, fmt, sync::Arc};
 
 use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery};
 use lb_core::{
@@ -337,6 +337,7 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, wanted: Wanted, parsed: 
     let namespace = if kind == Kind::Namespace { "" } else { namespace.unwrap_or(DEFAULT_NAMESPACE) };
     let key = Key { kind, name: ObjectName::new(namespace, name) };
     let mut warnings = Vec::new();
+    let value = &*with_texts(value, &mut warnings);
     let resource = match kind {
         Kind::Service => service(value),
         Kind::EndpointSlice => endpoint_slice(value, wanted, &mut warnings),
@@ -351,6 +352,27 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, wanted: Wanted, parsed: 
     };
     let resource = resource.map(Arc::new).map_err(|errors| under(prefix, errors));
     parsed.objects.push(Object { key, resource, warnings: under(prefix, warnings) });
+}
+
+/// The object with texts in place of booleans and numbers among the values of its labels and annotations, with a warning
+/// for each. The API server rejects them, but examples in the documentation of Kubernetes have them.
+fn with_texts<'a>(value: &'a Value, warnings: &mut Vec<FieldError>) -> Cow<'a, Value> {
+    let mut result = Cow::Borrowed(value);
+    for field in ["labels", "annotations"] {
+        let path = format!("/metadata/{field}");
+        let values = value.pointer(&path).and_then(Value::as_object).into_iter().flatten();
+        for (name, scalar) in values.filter(|(_, value)| value.is_boolean() || value.is_number()) {
+            let text = scalar.to_string();
+            warnings.push(FieldError::new(
+                format_args!("metadata.{field}.{name}"),
+                format_args!("{text} is no string, and is read as {text:?}: quote it"),
+            ));
+            if let Some(values) = result.to_mut().pointer_mut(&path).and_then(Value::as_object_mut) {
+                values.insert(name.clone(), text.into());
+            }
+        }
+    }
+    result
 }
 
 fn service(value: &Value) -> Result<Resource, Vec<FieldError>> {

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    convert::{self, Converted},
+    convert::{self, Converted, Origin},
     model::{Change, Service},
     {capacity::Capacity, reconciler::Reconciler},
 };
@@ -338,7 +338,7 @@ fn smaller_name_wins_a_disputed_address() {
 fn restarted(services: &[api::Service]) -> Allocator {
     let mut reconciler =
         Reconciler::new(Contents::default(), Capacity::of_arenas(100, 0), crate::model::Policy::default());
-    let changes = services.iter().filter_map(|service| convert::service(service).ok());
+    let changes = services.iter().filter_map(|service| convert::service(service, Origin::Manifests).ok());
     reconciler.handle(changes.map(|converted| converted.value).collect());
     reconciler.plan().steps.iter().for_each(|step| reconciler.applied(step));
     let ranges = ["10.96.0.0/12".parse().unwrap(), "fd00:10:96::/112".parse().unwrap()];
@@ -392,7 +392,7 @@ fn manifests() -> impl Strategy<Value = Vec<api::Service>> {
 }
 
 fn converted(services: &[api::Service]) -> Vec<Service> {
-    let convert = |s: &api::Service| match convert::service(s).and_then(Converted::whole) {
+    let convert = |s: &api::Service| match convert::service(s, Origin::Manifests).and_then(Converted::whole) {
         Ok(Change::Service(_, service)) => service,
         Ok(Change::EndpointSlice(..)) | Err(_) => None,
     };

@@ -180,6 +180,9 @@ pub struct LoadBalancerStatus {
 pub struct LoadBalancerIngress {
     pub ip: Option<String>,
     pub ip_mode: Option<String>,
+    /// `hostname`; only to find the Services that the load balancer of a cloud serves.
+    #[serde(deserialize_with = "tolerant::lenient")]
+    pub hostname: Option<String>,
 }
 
 /// The API object `discovery.k8s.io/v1 EndpointSlice`.

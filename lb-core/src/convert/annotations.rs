@@ -8,12 +8,15 @@ use std::{
 };
 
 use crate::{
-    api::ObjectMeta,
+    api,
     ip::parse_ip,
     model::{AnnotationError, Member, ServiceSettings},
 };
 
-use super::values::{boolean, duration, within};
+use super::{
+    aws::{self, Origin},
+    values::{boolean, duration, within},
+};
 
 /// The annotation that sets the scheduler: a name of [`lb_common::Scheduler`].
 pub const SCHEDULER: &str = "lb.dev/scheduler";
@@ -43,10 +46,11 @@ const SLOW_STARTS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration:
 const MAX_WEIGHT: u32 = 65_535;
 
 /// The settings from annotations, and the annotations to report; `None` if there are neither.
-pub(super) fn read(metadata: &ObjectMeta) -> Option<Arc<ServiceSettings>> {
-    let annotations = metadata.annotations.as_ref()?;
+pub(super) fn read(service: &api::Service, origin: Origin) -> Option<Arc<ServiceSettings>> {
+    let (annotations, ignored) = aws::applicable(service, origin)?;
+    let annotations = &*annotations;
     let text = |name| annotations.get(name).map(|text| text.trim());
-    let mut settings = ServiceSettings::default();
+    let mut settings = ServiceSettings { ignored, ..ServiceSettings::default() };
     if let Some(text) = text(SCHEDULER) {
         settings.scheduler = settings.noted(SCHEDULER, text, parsed(text));
     }
@@ -74,8 +78,7 @@ pub(super) fn read(metadata: &ObjectMeta) -> Option<Arc<ServiceSettings>> {
     settings.check = settings.check.map(|check| check.with_proxy_header(is_sent));
     settings.ignored.extend(super::clouds::ignored(annotations));
     if let Some(text) = text(ACCESS_LOG) {
-        let parsed = text.parse().map_err(|_error| "give true or false".to_owned());
-        settings.flow_log.logged = settings.noted(ACCESS_LOG, text, parsed);
+        settings.flow_log.logged = settings.noted(ACCESS_LOG, text, boolean(text));
     }
     if let Some(text) = text(ACCESS_LOG_INTERVAL) {
         settings.flow_log.interval = settings.noted(ACCESS_LOG_INTERVAL, text, emit_interval(text));
@@ -139,12 +142,15 @@ mod tests {
 
     fn of(annotations: &[(&str, &str)]) -> Option<Arc<ServiceSettings>> {
         let annotations = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-        read(&ObjectMeta { annotations: Some(annotations.collect()), ..ObjectMeta::default() })
+        let annotations = Some(annotations.collect());
+        let spec = api::ServiceSpec { type_: Some("LoadBalancer".to_owned()), ..Default::default() };
+        let metadata = api::ObjectMeta { annotations, ..Default::default() };
+        read(&api::Service { metadata, spec: Some(spec), status: None }, Origin::Manifests)
     }
 
     #[test]
     fn foreign_annotations_are_ignored() {
-        assert_eq!(read(&ObjectMeta::default()), None);
+        assert_eq!(read(&api::Service::default(), Origin::Manifests), None);
         assert_eq!(of(&[("kubernetes.io/description", "rr")]), None);
     }
 

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, ops::RangeInclusive, sync::Arc, time::Duration}
 
 use super::values::{boolean, duration, within};
 use crate::{
-    model::{AnnotationError, ServiceSettings},
+    model::{AnnotationError, IgnoredAnnotation, ServiceSettings},
     probe::check::{Check, Kind, Probe, Timing},
 };
 
@@ -38,6 +38,18 @@ const AWS_UNHEALTHY: &str = "service.beta.kubernetes.io/aws-load-balancer-health
 pub(super) const AWS: [&str; 7] =
     [AWS_PROTOCOL, AWS_PORT, AWS_PATH, AWS_INTERVAL, AWS_TIMEOUT, AWS_HEALTHY, AWS_UNHEALTHY];
 
+const BY_CHECK: &str = "lb.dev/health-check overrides it";
+/// Each annotation of AWS, the annotation of this project that overrides it, and how the agent reports that.
+const OVERRIDDEN: [(&str, &str, &str); 7] = [
+    (AWS_PROTOCOL, HEALTH_CHECK, BY_CHECK),
+    (AWS_PORT, HEALTH_CHECK, BY_CHECK),
+    (AWS_PATH, HEALTH_CHECK, BY_CHECK),
+    (AWS_INTERVAL, INTERVAL, "lb.dev/health-check-interval overrides it"),
+    (AWS_TIMEOUT, TIMEOUT, "lb.dev/health-check-timeout overrides it"),
+    (AWS_HEALTHY, HEALTHY_THRESHOLD, "lb.dev/health-check-healthy-threshold overrides it"),
+    (AWS_UNHEALTHY, UNHEALTHY_THRESHOLD, "lb.dev/health-check-unhealthy-threshold overrides it"),
+];
+
 /// The default unhealthy threshold if annotations of AWS, not [`HEALTH_CHECK`], turn the check on: AWS's default.
 const AWS_UNHEALTHY_THRESHOLD: u8 = 6;
 
@@ -58,11 +70,12 @@ pub(crate) fn has_invalid_fail_closed(settings: &ServiceSettings) -> bool {
     settings.annotation_errors.iter().any(|error| error.annotation == FAIL_CLOSED)
 }
 
-/// Sets the check from the annotations; records those that are invalid.
+/// Sets the check from the annotations; records those that are invalid, and those of AWS that have no effect.
 pub(super) fn read(annotations: &BTreeMap<String, String>, settings: &mut ServiceSettings) {
     let mut reader = Reader { annotations, errors: &mut settings.annotation_errors };
     settings.fail_closed = reader.of(FAIL_CLOSED, boolean).unwrap_or_default();
     settings.check = reader.check().map(Arc::new);
+    settings.ignored.extend(reader.overridden());
 }
 
 struct Reader<'a> {
@@ -148,6 +161,23 @@ impl Reader<'_> {
 
     fn count(&mut self, name: &'static str, range: RangeInclusive<u8>) -> Option<u8> {
         self.of(name, |text| within(text, text.parse().ok(), &range))
+    }
+
+    /// The annotations of AWS that others override. An invalid annotation for the timing overrides none.
+    fn overridden(&self) -> Vec<IgnoredAnnotation> {
+        let is_off = self.text(HEALTH_CHECK) == Some("none");
+        let is_valid = |name| self.errors.iter().all(|error| error.annotation != name);
+        let found = OVERRIDDEN.into_iter().filter_map(|(annotation, by, why)| {
+            let value = self.text(annotation)?;
+            let why = if is_off {
+                BY_CHECK
+            } else {
+                self.text(by).filter(|_| by == HEALTH_CHECK || is_valid(by))?;
+                why
+            };
+            Some(IgnoredAnnotation { annotation: annotation.into(), value: value.into(), why })
+        });
+        found.collect()
     }
 
     /// The value of an annotation; if it is invalid, records the error and returns `None`.
@@ -268,6 +298,30 @@ mod tests {
         }
         let (check, errors, _) = of(&[(HEALTH_CHECK, "ping"), (INTERVAL, "x")]);
         assert_eq!((check, errors.len(), errors[0].0), (None, 1, HEALTH_CHECK));
+    }
+
+    #[test]
+    fn annotation_of_aws_that_another_one_overrides_is_reported() {
+        let reported = |annotations: &[(&str, &str)]| {
+            let owned = annotations.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+            let mut settings = ServiceSettings::default();
+            read(&owned.collect(), &mut settings);
+            let why = |ignored: IgnoredAnnotation| (ignored.annotation.to_string(), ignored.why);
+            settings.ignored.into_iter().map(why).collect::<Vec<_>>()
+        };
+        let values = ["tcp", "80", "/up", "20", "5", "3", "4"];
+        for ((name, by, why), value) in OVERRIDDEN.into_iter().zip(values) {
+            let own = if by == HEALTH_CHECK { "grpc" } else { value };
+            assert_eq!(why, format!("{by} overrides it"));
+            assert_eq!(reported(&[(name, value)]), [], "{name}");
+            let expected = [(name.to_owned(), why)];
+            assert_eq!(reported(&[(name, value), (by, own)]), expected);
+            assert_eq!(reported(&[(name, " "), (by, own)]), [], "{name}: an empty value asks for nothing");
+            let off = [(name.to_owned(), BY_CHECK)];
+            assert_eq!(reported(&[(name, value), (HEALTH_CHECK, "none")]), off);
+            let invalid = reported(&[(name, value), (by, "?")]);
+            assert_eq!(invalid, if by == HEALTH_CHECK { &expected[..] } else { &[] }, "{name}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Converts objects of the Kubernetes API to the [`model`](crate::model), by the rules of kube-proxy.
 
 mod annotations;
+mod aws;
 mod clouds;
 mod connection_ends;
 mod error;
@@ -28,6 +29,7 @@ pub use self::{
     annotations::{
         ACCESS_LOG, ACCESS_LOG_INTERVAL, MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, SLOW_START, WEIGHTS,
     },
+    aws::Origin,
     clouds::is_of_cloud,
     connection_ends::{DRAIN_TIMEOUT, IDLE_TIMEOUT},
     error::{ConvertError, Converted},
@@ -77,7 +79,7 @@ pub fn object_name(kind: &'static str, metadata: &ObjectMeta) -> Result<ObjectNa
 ///
 /// A Service without a valid name, or with an invalid or duplicate port, an invalid cluster IP, `healthCheckNodePort`
 /// or affinity timeout.
-pub fn service(service: &api::Service) -> Result<Converted<Change>, ConvertError> {
+pub fn service(service: &api::Service, origin: Origin) -> Result<Converted<Change>, ConvertError> {
     let name = object_name("Service", &service.metadata)?;
     let object = Object::new("Service", &name);
     let Some(spec) = &service.spec else { return Ok(Change::Service(name, None).into()) };
@@ -101,7 +103,7 @@ pub fn service(service: &api::Service) -> Result<Converted<Change>, ConvertError
     if spec.ports.as_ref().is_none_or(Vec::is_empty) {
         left_out.push(object.required("spec.ports", "a Service with a cluster IP needs a port"));
     }
-    let settings = annotations::read(&service.metadata);
+    let settings = annotations::read(service, origin);
     let service = Service { cluster_ips, ports, affinity_seconds, external, internal_policy, settings };
     Ok(Converted { value: Change::Service(name, Some(service)), left_out })
 }

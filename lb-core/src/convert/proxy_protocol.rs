@@ -15,8 +15,8 @@ pub(super) const AWS_ATTRIBUTES: &str =
     "service.beta.kubernetes.io/aws-load-balancer-target-group-attributes";
 /// The attribute in [`AWS_ATTRIBUTES`] that turns the PROXY protocol on: `true` or `false`.
 const AWS_ATTRIBUTE: &str = "proxy_protocol_v2.enabled";
-/// The annotations of AWS that concern only the PROXY protocol, unlike [`AWS_ATTRIBUTES`].
-pub(super) const OF_AWS: [&str; 1] = [AWS];
+/// The annotations of AWS that this module reads.
+pub(super) const OF_AWS: [&str; 2] = [AWS, AWS_ATTRIBUTES];
 
 /// Sets whether backends get a PROXY protocol header; records invalid annotations.
 pub(super) fn read(annotations: &BTreeMap<String, String>, settings: &mut ServiceSettings) {

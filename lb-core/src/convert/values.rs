@@ -24,7 +24,29 @@ pub(super) fn within<T: PartialOrd + fmt::Debug>(
     value.filter(|value| range.contains(value)).ok_or_else(why)
 }
 
-/// `true` or `false`.
+/// Parses a boolean as Go's `strconv.ParseBool` does, by which clouds read their annotations.
 pub(super) fn boolean(text: &str) -> Result<bool, String> {
-    text.parse().map_err(|_invalid| r#"give "true" or "false""#.to_owned())
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err(r#"give "true" or "false""#.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boolean_has_the_forms_of_go() {
+        for (texts, expected) in [
+            ("1 t T true TRUE True", Some(true)),
+            ("0 f F false FALSE False", Some(false)),
+            (" yes on tRUE FALSe 2 true!", None),
+        ] {
+            for text in texts.split(' ') {
+                assert_eq!(boolean(text).ok(), expected, "{text:?}");
+            }
+        }
+    }
 }

@@ -16,8 +16,6 @@ use super::{
 };
 use crate::model::ObjectName;
 
-/// Namespace and name of the DNS Service of most clusters; the name `ns.dns` resolves to its cluster IPs.
-const DNS_SERVICE: [&str; 2] = ["kube-system", "kube-dns"];
 /// The namespace that exists even if the index knows no object in it.
 pub(super) const DEFAULT_NAMESPACE: &str = "default";
 
@@ -231,7 +229,7 @@ impl Index {
 
     /// The addresses of the name `ns.dns`.
     fn name_servers(&self) -> Vec<IpAddr> {
-        let [namespace, name] = DNS_SERVICE;
+        let ObjectName { namespace, name } = self.zone.dns_service();
         let service = self.owner(namespace, name).map(|owner| owner.service);
         match service.map(|service| &service.target) {
             Some(Target::ClusterIps(ips)) if !ips.is_empty() => ips.clone(),
@@ -241,7 +239,6 @@ impl Index {
 
     /// The records of type `kind` at a name of the cluster domain.
     fn select(&self, node: Node<'_>, kind: Kind) -> Answer {
-        let zone = self.zone.name();
         let ttl = self.zone.ttl();
         let with = |records: Arc<[Data]>| Found { ttl, records, ..Found::default() };
         let plain = |records: Vec<Data>| with(records.into());
@@ -251,12 +248,7 @@ impl Index {
         };
         let found = match (node, kind) {
             (_, Kind::Any) => plain(vec![Data::Hinfo]),
-            (Node::Apex, Kind::Soa) => Found { ttl: self.zone.soa_ttl(), ..plain(vec![Data::Soa]) },
-            (Node::Apex, Kind::Ns) => {
-                let server = format!("ns.dns.{zone}");
-                let additional = self.name_servers().into_iter().map(|ip| (server.clone(), ip)).collect();
-                Found { additional, ..plain(vec![Data::Ns(server)]) }
-            }
+            (Node::Apex, kind) => self.apex(kind),
             (Node::Version, Kind::Txt) => Found { ttl: VERSION_TTL, ..plain(vec![Data::Txt(VERSION)]) },
             (Node::Host(addresses), Kind::A | Kind::Aaaa) => with(addresses.of(kind)),
             (Node::Service(owner), Kind::A | Kind::Aaaa) => with(owner.addresses().of(kind)),
@@ -266,7 +258,20 @@ impl Index {
             (Node::Alias(target), _) => return Answer::Alias(target.to_owned()),
             _ => Found::default(),
         };
-        answer(found, || zone.to_owned())
+        answer(found, || self.zone.name().to_owned())
+    }
+
+    /// The records of type `kind` at the apex of any zone: the cluster domain, or a zone of reverse names.
+    fn apex(&self, kind: Kind) -> Found {
+        match kind {
+            Kind::Soa => Found { ttl: self.zone.soa_ttl(), records: [Data::Soa].into(), ..Found::default() },
+            Kind::Ns => {
+                let server = format!("ns.dns.{}", self.zone.name());
+                let additional = self.name_servers().into_iter().map(|ip| (server.clone(), ip)).collect();
+                Found { ttl: self.zone.ttl(), records: [Data::Ns(server)].into(), additional }
+            }
+            _ => Found::default(),
+        }
     }
 
     fn reverse(&self, name: &Reverse, kind: Kind) -> Answer {
@@ -283,7 +288,10 @@ impl Index {
         match (self.zone.reverse_zone(name), name) {
             // A name with too few labels may have names below it. A denial would hide these names from a resolver that
             // asks label by label.
-            (Some(zone), Reverse::Network(_)) => Answer::NoData(zone),
+            (Some(zone), Reverse::Network(network)) => {
+                let is_apex = reverse::zone(network, name) == zone;
+                answer(if is_apex { self.apex(kind) } else { Found::default() }, || zone)
+            }
             (Some(_), Reverse::Address(_)) if !self.unread.is_empty() => Answer::Unknown,
             (Some(zone), Reverse::Address(_) | Reverse::Malformed(_)) => Answer::NxDomain(zone),
             (None, _) => Answer::NotOurs,

@@ -102,6 +102,7 @@ fn world() -> Index {
         a_service("away", json!({"type": "ExternalName", "externalName": "Example.COM."})),
         a_service("literal", json!({"type": "ExternalName", "externalName": "192.0.2.7"})),
         a_service("svc", json!({"clusterIP": "10.96.0.12", "ports": [{"port": 1}]})),
+        a_service("pod", json!({"clusterIP": "10.96.0.13", "ports": [{"port": 1}]})),
     ] {
         apply(&mut index, object);
     }
@@ -212,6 +213,9 @@ fn cluster_ips_have_addresses_of_each_family_and_ports_of_the_service() {
         ("_http._tcp.web.n.svc", Kind::A, NODATA),
         ("10-244-0-9.web.n.svc", Kind::A, "10.244.0.9"),
         ("svc.n.svc", Kind::A, "10.96.0.12"),
+        ("pod.n.svc", Kind::A, "10.96.0.13"),
+        ("10-1-2-3.pod.n.svc", Kind::A, NXDOMAIN),
+        ("svc.n.pod", Kind::A, NXDOMAIN),
     ]);
 }
 
@@ -298,6 +302,59 @@ fn apex_version_and_name_server_have_their_records() {
 }
 
 #[test]
+fn name_server_has_the_addresses_of_the_dns_service() {
+    let zone = Zone::new("cluster.local", 5).unwrap().with_dns_service(ObjectName::new("n", "rke2-coredns"));
+    let mut index = Index::new(zone);
+    apply(&mut index, a_service("kube-dns", json!({"clusterIP": "10.96.0.52", "ports": [{"port": 53}]})));
+    assert_eq!(text(&index, "ns.dns", Kind::A), NODATA);
+    apply(&mut index, a_service("rke2-coredns", json!({"clusterIP": "10.96.0.53", "ports": [{"port": 53}]})));
+    assert_eq!(text(&index, "ns.dns", Kind::A), "10.96.0.53");
+    let Answer::Found(found) = ask(&index, "cluster.local", Kind::Ns) else { panic!() };
+    assert_eq!(*found.additional, [("ns.dns.cluster.local".to_owned(), "10.96.0.53".parse().unwrap())]);
+}
+
+#[test]
+fn reverse_name_prefers_the_service_with_the_cluster_ip() {
+    let mut index = world();
+    let endpoints = json!([ready("10.96.0.10")]);
+    apply(&mut index, a_slice("portless-2", "portless", "IPv4", json!([]), endpoints));
+    assert_eq!(text(&index, "10-96-0-10.portless.n.svc", Kind::A), "10.96.0.10");
+    assert_eq!(text(&index, "10.0.96.10.in-addr.arpa.", Kind::Ptr), "web.n.svc.cluster.local");
+}
+
+#[test]
+fn headless_service_has_an_srv_record_for_each_endpoint_and_port() {
+    let mut index = index();
+    apply(&mut index, a_service("db", json!({"clusterIP": "None"})));
+    let ports = json!([
+        {"name": "sql", "port": 5432}, {"name": "s", "port": 7, "protocol": "SCTP"},
+    ]);
+    let endpoints = json!([ready("10.0.0.1"), ready("10.0.0.2")]);
+    apply(&mut index, a_slice("db-1", "db", "IPv4", ports, endpoints));
+    let records = |weight: u16, ports: &[u16]| {
+        let hosts =
+            |port: &u16| [1, 2].map(|host| format!("0 {weight} {port} 10-0-0-{host}.db.n.svc.cluster.local"));
+        ports.iter().flat_map(hosts).collect::<Vec<_>>().join(", ")
+    };
+    assert_eq!(text(&index, "db.n.svc", Kind::Srv), records(25, &[7, 5432]));
+    assert_eq!(text(&index, "_sql._tcp.db.n.svc", Kind::Srv), records(50, &[5432]));
+    assert_eq!(text(&index, "_s._sctp.db.n.svc", Kind::Srv), records(50, &[7]));
+    assert_eq!(text(&index, "_sctp.db.n.svc", Kind::A), NODATA);
+    assert_eq!(text(&index, "_s._tcp.db.n.svc", Kind::Srv), NXDOMAIN);
+}
+
+#[test]
+fn weight_of_an_srv_record_is_at_least_1() {
+    let mut index = index();
+    apply(&mut index, a_service("db", json!({"clusterIP": "None"})));
+    let endpoints = (1..=101).map(|last| ready(&format!("10.0.0.{last}"))).collect();
+    apply(&mut index, a_slice("db-1", "db", "IPv4", json!([{"name": "sql", "port": 1}]), endpoints));
+    let Answer::Found(found) = ask(&index, "_sql._tcp.db.n.svc.cluster.local", Kind::Srv) else { panic!() };
+    assert_eq!(found.records.len(), 101);
+    assert!(found.records.iter().all(|record| matches!(record, Data::Srv { weight: 1, .. })));
+}
+
+#[test]
 fn external_names_are_aliases_without_names_below() {
     check(&[
         ("away.n.svc", Kind::Cname, "Example.COM"),
@@ -336,7 +393,11 @@ fn reverse_names_of_known_addresses_are_ours_and_others_only_in_the_ranges() {
         ("9.0.244.10.in-addr.arpa.", Kind::Ptr, "10-244-0-9.web.n.svc.cluster.local"),
         ("3.0.244.10.in-addr.arpa.", Kind::Ptr, "not ours"),
         ("99.0.96.10.in-addr.arpa.", Kind::Ptr, "nxdomain 96.10.in-addr.arpa"),
-        ("96.10.in-addr.arpa.", Kind::Soa, "nodata 96.10.in-addr.arpa"),
+        ("96.10.in-addr.arpa.", Kind::Soa, "soa"),
+        ("96.10.in-addr.arpa.", Kind::Ns, "ns.dns.cluster.local"),
+        ("96.10.in-addr.arpa.", Kind::Ptr, "nodata 96.10.in-addr.arpa"),
+        ("0.96.10.in-addr.arpa.", Kind::Soa, "nodata 96.10.in-addr.arpa"),
+        ("0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.6.9.0.0.0.1.0.0.0.0.d.f.ip6.arpa.", Kind::Soa, "soa"),
         ("0.97.10.in-addr.arpa.", Kind::Ptr, "nodata 97.10.in-addr.arpa"),
         ("10.in-addr.arpa.", Kind::Ns, "not ours"),
         ("in-addr.arpa.", Kind::Ns, "not ours"),

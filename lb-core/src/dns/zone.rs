@@ -5,11 +5,14 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::reverse::{self, Reverse};
+use crate::model::ObjectName;
 
 /// TTL of the record `dns-version` in seconds, as in the specification.
 pub(super) const VERSION_TTL: u32 = 28_800;
 /// The version of the specification, which the record `dns-version` shows.
 pub(super) const VERSION: &str = "1.1.0";
+/// Namespace and name of the DNS Service of most clusters.
+const DNS_SERVICE: [&str; 2] = ["kube-system", "kube-dns"];
 /// Maximum TTL of the SOA record, in seconds.
 const SOA_TTL: u32 = 300;
 /// Maximum length of a name on the wire in bytes, including length bytes and the root label.
@@ -24,6 +27,8 @@ pub struct Zone {
     ttl: u32,
     /// Ranges of cluster IPs: the server owns all their reverse names.
     ranges: Vec<IpNet>,
+    /// The DNS Service of the cluster.
+    dns_service: ObjectName,
     /// Addresses of this server, to which `ns.dns` resolves if the DNS Service has no cluster IP.
     servers: Vec<IpAddr>,
 }
@@ -50,7 +55,9 @@ impl Zone {
         if plain.len() + 2 > LONGEST_NAME || !plain.split('.').all(is_label) {
             return Err(ZoneError { name: name.to_owned() });
         }
-        Ok(Self { name: plain, ttl, ranges: Vec::new(), servers: Vec::new() })
+        let [namespace, name] = DNS_SERVICE;
+        let dns_service = ObjectName::new(namespace, name);
+        Ok(Self { name: plain, ttl, ranges: Vec::new(), dns_service, servers: Vec::new() })
     }
 
     /// Makes the server own the reverse names of these networks.
@@ -63,6 +70,13 @@ impl Zone {
     /// Replaces the networks whose reverse names the server owns.
     pub fn set_ranges(&mut self, ranges: Vec<IpNet>) {
         self.ranges = ranges;
+    }
+
+    /// Sets the DNS Service of the cluster, for `ns.dns`; the default is `kube-system/kube-dns`.
+    #[must_use]
+    pub fn with_dns_service(mut self, service: ObjectName) -> Self {
+        self.dns_service = service;
+        self
     }
 
     /// Sets the addresses of this server, for `ns.dns`.
@@ -85,6 +99,10 @@ impl Zone {
     /// TTL of the SOA record, in seconds.
     pub fn soa_ttl(&self) -> u32 {
         self.ttl.min(SOA_TTL)
+    }
+
+    pub(super) const fn dns_service(&self) -> &ObjectName {
+        &self.dns_service
     }
 
     pub(super) fn servers(&self) -> &[IpAddr] {

@@ -10,7 +10,7 @@ use std::{
 use lb_common::Scheduler;
 use lb_core::{
     api,
-    convert::{self, ConvertError, Converted},
+    convert::{self, ConvertError, Converted, Origin},
     family::{Families, Family},
     model::{Change, NodeAddresses, Policy},
     north_south::NorthSouthMode,
@@ -125,7 +125,10 @@ pub(crate) fn changes(document: Value) -> Result<Vec<Change>, ConvertError> {
 
 fn converted(document: Value) -> Result<Converted<Vec<Change>>, ConvertError> {
     match document["kind"].as_str() {
-        Some("Service") => Ok(convert::service(&parse::<api::Service>(document))?.map(|change| vec![change])),
+        Some("Service") => {
+            let service = parse::<api::Service>(document);
+            Ok(convert::service(&service, Origin::Cluster)?.map(|change| vec![change]))
+        }
         Some("EndpointSlice") => {
             let slice = parse::<api::EndpointSlice>(document);
             Ok(convert::endpoint_slice(&slice)?.map(|change| vec![change]))

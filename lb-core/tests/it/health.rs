@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use lb_common::{FrontendKind, service_flags};
 use lb_core::{
+    convert::{self, Origin},
     desired::{Frontend, Port, desired},
     family::Family,
     model::{
@@ -245,7 +246,7 @@ fn invalid_annotation_keeps_the_last_valid_check() {
             r#"{{"metadata": {{"name": "web", "annotations": {{{annotations}}}}},
                 "spec": {{"clusterIP": "10.96.0.1", "ports": [{{"port": 80}}]}}}}"#
         );
-        lb_core::convert::service(&serde_json::from_str(&text).unwrap()).unwrap().value
+        convert::service(&serde_json::from_str(&text).unwrap(), Origin::Cluster).unwrap().value
     };
     let mut reconciler = reconciler(service(false));
     let check = |reconciler: &mut Reconciler, annotations: &str| {

@@ -10,7 +10,7 @@ use std::{
 use lb_tests::{
     client::{Answer, Connection, PATIENCE, echo, udp_socket},
     cluster::ClientLink,
-    manifests::{Port, Service},
+    manifests::{Exposure, Port, Service, Type},
     netns::Netns,
     patience, wait_for,
 };
@@ -31,7 +31,9 @@ const DRAIN: [(&str, &str); 2] = [
 
 fn web(bed: &Bed, pods: &[&str], annotations: &[(&'static str, &str)]) -> Service {
     let annotations = annotations.iter().map(|(key, value)| (*key, (*value).to_owned())).collect();
-    Service { annotations, ..bed.service("web", WEB, pods) }
+    // The annotations of AWS apply to this type only.
+    let exposure = Exposure { kind: Type::LoadBalancer, ..Exposure::default() };
+    Service { annotations, exposure, ..bed.service("web", WEB, pods) }
 }
 
 fn start_with(annotations: &[(&'static str, &str)]) -> Bed {

@@ -14,7 +14,7 @@ use std::{
 };
 
 use ipnet::{IpNet, Ipv6Net};
-use lb_core::model::NodeAddresses;
+use lb_core::{dns::Zone, model::NodeAddresses};
 use lb_datapath::DnsIntercepts;
 use lb_dns::{Access, Forwarder, MOST_QUESTIONS, Names, Server, Stats};
 use tokio::{sync::watch, time::sleep};
@@ -50,10 +50,18 @@ pub(super) fn names(config: &DnsConfig, ranges: Option<&[IpNet]>) -> Option<Arc<
     if config.bind.is_empty() && config.intercept.is_none() {
         return None;
     }
+    Some(Arc::new(Names::new(zone(config, ranges.unwrap_or_default()))))
+}
+
+/// The zones that the server answers for.
+fn zone(config: &DnsConfig, ranges: &[IpNet]) -> Zone {
     let servers: Vec<IpAddr> =
         config.bind.iter().map(SocketAddr::ip).filter(|address| !address.is_loopback()).collect();
-    let zone = config.zone.clone().with_servers(servers).with_ranges(ranges.unwrap_or_default().to_vec());
-    Some(Arc::new(Names::new(zone)))
+    let zone = config.zone.clone().with_servers(servers).with_ranges(ranges.to_vec());
+    match &config.intercept {
+        Some(intercept) => zone.with_dns_service(intercept.service.clone()),
+        None => zone,
+    }
 }
 
 /// Spawns the servers, node-local DNS if it is configured, and the tasks that follow the upstream servers and the
@@ -145,4 +153,25 @@ async fn follow_ranges(
     }
     // The sender is dropped when Services come from manifests. Then the ranges of the configuration stay.
     future::pending().await
+}
+
+#[cfg(test)]
+mod tests {
+    use lb_core::model::ObjectName;
+
+    use super::*;
+
+    #[test]
+    fn intercepted_service_is_the_dns_service_of_the_zone() {
+        let service = ObjectName::new("kube-system", "rke2-coredns");
+        let plain = Zone::new("cluster.local", 5).unwrap();
+        let config = DnsConfig {
+            bind: Vec::new(),
+            zone: plain.clone(),
+            upstreams: Vec::new(),
+            access: Access { allowed: Vec::new(), rate: None, hosts: Vec::new() },
+            intercept: Some(InterceptConfig { service: service.clone(), port: 9053 }),
+        };
+        assert_eq!(zone(&config, &[]), plain.with_dns_service(service));
+    }
 }

@@ -1,6 +1,11 @@
 //! Tests with the examples in the Kubernetes documentation of Services, verbatim.
 
-use lb_core::{model::Protocol, plan::Contents};
+use std::time::Duration;
+
+use lb_core::{
+    model::{ConnectionTimeouts, Protocol},
+    plan::Contents,
+};
 
 use super::{Folder, options, options_with};
 
@@ -211,6 +216,86 @@ fn external_ips_are_accepted() {
     let folder = Folder::of(&[("a.yaml", EXTERNAL_IPS)]);
     assert_eq!(folder.ports("my-service"), [80]);
     assert_eq!(folder.problems(), [""; 0]);
+}
+
+/// The annotations of all examples for clouds, without the one whose key is spelt with a full-width colon.
+const ANNOTATIONS: &str = r#"
+metadata:
+      name: my-service
+      annotations:
+        cloud.google.com/load-balancer-type: "Internal"
+        service.beta.kubernetes.io/aws-load-balancer-internal: 0.0.0.0/0
+        service.beta.kubernetes.io/azure-load-balancer-internal: "true"
+        service.beta.kubernetes.io/openstack-internal-load-balancer: "true"
+        service.beta.kubernetes.io/cce-load-balancer-internal-vpc: "true"
+        service.kubernetes.io/qcloud-loadbalancer-internal-subnetid: subnet-xxxxx
+        service.beta.kubernetes.io/aws-load-balancer-ssl-cert: arn:aws:acm:us-east-1:123456789012:certificate/12345678-1234-1234-1234-123456789012
+        service.beta.kubernetes.io/aws-load-balancer-backend-protocol: (https|http|ssl|tcp)
+        service.beta.kubernetes.io/aws-load-balancer-ssl-ports: "443,8443"
+        service.beta.kubernetes.io/aws-load-balancer-ssl-negotiation-policy: "ELBSecurityPolicy-TLS-1-2-2017-01"
+        service.beta.kubernetes.io/aws-load-balancer-proxy-protocol: "*"
+        service.beta.kubernetes.io/aws-load-balancer-access-log-enabled: "true"
+        # Specifies whether access logs are enabled for the load balancer
+        service.beta.kubernetes.io/aws-load-balancer-access-log-emit-interval: "60"
+        service.beta.kubernetes.io/aws-load-balancer-access-log-s3-bucket-name: "my-bucket"
+        service.beta.kubernetes.io/aws-load-balancer-access-log-s3-bucket-prefix: "my-bucket-prefix/prod"
+        service.beta.kubernetes.io/aws-load-balancer-connection-draining-enabled: "true"
+        service.beta.kubernetes.io/aws-load-balancer-connection-draining-timeout: "60"
+        service.beta.kubernetes.io/aws-load-balancer-connection-idle-timeout: "60"
+        service.beta.kubernetes.io/aws-load-balancer-cross-zone-load-balancing-enabled: "true"
+        service.beta.kubernetes.io/aws-load-balancer-additional-resource-tags: "environment=prod,owner=devops"
+        service.beta.kubernetes.io/aws-load-balancer-healthcheck-healthy-threshold: ""
+        service.beta.kubernetes.io/aws-load-balancer-healthcheck-unhealthy-threshold: "3"
+        service.beta.kubernetes.io/aws-load-balancer-healthcheck-interval: "20"
+        service.beta.kubernetes.io/aws-load-balancer-healthcheck-timeout: "5"
+        service.beta.kubernetes.io/aws-load-balancer-extra-security-groups: "sg-53fae93f,sg-42efd82e"
+        service.beta.kubernetes.io/aws-load-balancer-type: "nlb"
+        service.kubernetes.io/qcloud-loadbalancer-backends-label: key in (value1, value2)
+        service.kubernetes.io/service.extensiveParameters: ""
+        service.kubernetes.io/service.listenerParameters: ""
+        service.kubernetes.io/loadbalance-type: xxxxx
+        service.kubernetes.io/qcloud-loadbalancer-internet-charge-type: xxxxxx
+        service.kubernetes.io/qcloud-loadbalancer-internet-max-bandwidth-out: "10"
+        service.kubernetes.io/local-svc-only-bind-node-with-pod: true
+spec:
+  type: LoadBalancer
+  ports: [{port: 80}]
+"#;
+
+#[test]
+fn annotations_of_clouds_are_read_as_the_documentation_writes_them() {
+    let folder = Folder::of(&[("lb.yaml", &format!("apiVersion: v1\nkind: Service{ANNOTATIONS}"))]);
+    assert_eq!(
+        folder.problems(),
+        ["services/lb.yaml, document 1 (line 1), Service default/my-service: \
+             metadata.annotations.service.kubernetes.io/local-svc-only-bind-node-with-pod: true is no string, and is \
+             read as \"true\": quote it"]
+    );
+    let settings = folder.service("my-service").settings.clone().unwrap();
+    assert_eq!(settings.annotation_errors, []);
+    assert!(settings.proxy_protocol && settings.check.is_some());
+    let minute = Some(Duration::from_mins(1));
+    assert_eq!(settings.timeouts, ConnectionTimeouts { idle: minute, drain: minute });
+    let ignored: Vec<_> = settings.ignored.iter().map(|it| (&*it.annotation, &*it.value)).collect();
+    assert!(ignored.contains(&("service.kubernetes.io/local-svc-only-bind-node-with-pod", "true")));
+}
+
+#[test]
+fn labels_and_annotations_may_be_booleans_and_numbers() {
+    let metadata = "{name: web, labels: {a: true}, annotations: {lb.dev/drain-timeout: 60, \
+                    lb.dev/fail-closed: true, lb.dev/scheduler: rr}}";
+    let text =
+        format!("apiVersion: v1\nkind: Service\nmetadata: {metadata}\nspec: {{ports: [{{port: 80}}]}}\n");
+    let folder = Folder::of(&[("a.yaml", &text)]);
+    let settings = folder.service("web").settings.clone().unwrap();
+    assert!(settings.fail_closed);
+    assert_eq!(settings.timeouts.drain, Some(Duration::from_mins(1)));
+    let problems = folder.problems();
+    assert_eq!(problems.len(), 3, "{problems:?}");
+    assert!(problems.iter().all(|problem| problem.ends_with(": quote it")), "{problems:?}");
+    let list = text.replace("lb.dev/drain-timeout: 60", "lb.dev/drain-timeout: [60]");
+    let folder = Folder::of(&[("a.yaml", &list)]);
+    assert_eq!(folder.names(), [""; 0], "a list is rejected");
 }
 
 #[test]

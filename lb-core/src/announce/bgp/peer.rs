@@ -5,7 +5,6 @@ use std::{
     net::{IpAddr, Ipv4Addr},
     num::NonZeroU32,
     ops::RangeInclusive,
-    time::Duration,
 };
 
 use super::{super::scope::Nodes, token::Quoted};
@@ -21,6 +20,10 @@ use crate::{
 const HOLD: u64 = 90;
 /// The default TCP port of a peer.
 const PORT: u16 = 179;
+/// Number of nanoseconds in a second.
+const SECOND: u128 = 1_000_000_000;
+/// The longest duration of Go, in nanoseconds: 292 years.
+const LONGEST: u128 = (1 << 63) - 1;
 /// Maximum length of the name of a protocol in BIRD, in bytes.
 const MAX_NAME: usize = 63;
 
@@ -219,35 +222,47 @@ fn timers(object: &Object, spec: &api::BgpPeerSpec) -> Result<(u64, u64), Conver
 
 fn seconds(object: &Object, field: &str, text: Option<&str>) -> Result<Option<u64>, ConvertError> {
     let Some(text) = text else { return Ok(None) };
-    match duration(text) {
-        Some(duration) if duration.subsec_nanos() == 0 => Ok(Some(duration.as_secs())),
-        Some(_) | None => {
-            Err(object.invalid(field, text, "must be a duration of whole seconds, such as 90s or 1m30s"))
-        }
+    let whole = nanoseconds(text).filter(|nanoseconds| *nanoseconds <= LONGEST && nanoseconds % SECOND == 0);
+    match whole.and_then(|nanoseconds| u64::try_from(nanoseconds / SECOND).ok()) {
+        Some(seconds) => Ok(Some(seconds)),
+        None => Err(object.invalid(field, text, "must be a duration of whole seconds, such as 90s or 1m30s")),
     }
 }
 
-/// Parses a duration as Go writes it, such as `1m30s`, without fractions.
-fn duration(text: &str) -> Option<Duration> {
+/// Parses a duration as Go's `time.ParseDuration` does, such as `1m30s`, `1.5m` or `0`, but no negative one. The result
+/// is in nanoseconds.
+fn nanoseconds(text: &str) -> Option<u128> {
+    if text == "0" {
+        return Some(0);
+    }
     let mut rest = text;
-    let mut sum = Duration::ZERO;
+    let mut sum = 0_u128;
+    let is_of_number = |c: char| c.is_ascii_digit() || c == '.';
     while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
-        let (number, after) = rest.split_at(digits);
-        let units = after.find(|c: char| c.is_ascii_digit()).unwrap_or(after.len());
-        let (unit, after) = after.split_at(units);
-        let milliseconds: u64 = match unit {
-            "ms" => 1,
-            "s" => 1000,
-            "m" => 60_000,
-            "h" => 3_600_000,
+        let (number, after) = rest.split_at(rest.find(|c| !is_of_number(c))?);
+        let (unit, after) = after.split_at(after.find(is_of_number).unwrap_or(after.len()));
+        let unit: u128 = match unit {
+            "ns" => 1,
+            "us" | "\u{b5}s" | "\u{3bc}s" => 1000,
+            "ms" => 1_000_000,
+            "s" => SECOND,
+            "m" => 60 * SECOND,
+            "h" => 3600 * SECOND,
             _ => return None,
         };
-        sum =
-            sum.checked_add(Duration::from_millis(number.parse::<u64>().ok()?.checked_mul(milliseconds)?))?;
+        sum = sum.checked_add(times(number, unit)?)?;
         rest = after;
     }
     (!text.is_empty()).then_some(sum)
+}
+
+/// A decimal number such as `1.5` or `.5`, times the unit; a part that is less than 1 is lost.
+fn times(number: &str, unit: u128) -> Option<u128> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let digits = |text: &str| if text.is_empty() { Some(0) } else { text.parse::<u64>().ok() };
+    let scale = 10_u128.checked_pow(u32::try_from(fraction.len()).ok()?)?;
+    let part = u128::from(digits(fraction)?) * unit / scale;
+    (!whole.is_empty() || !fraction.is_empty()).then_some(u128::from(digits(whole)?) * unit + part)
 }
 
 /// Parses the address of a single machine. Loopback is allowed, because a router may run on the node itself.

@@ -301,6 +301,31 @@ fn secret_of_a_password_is_in_the_namespace_of_the_peer_by_default() {
 }
 
 #[test]
+fn durations_of_a_peer_have_the_forms_of_go() {
+    let hold =
+        |text: &str| Peer::new(&read(&peer("a", "10.0.0.1", json!({"holdTime": text})))).map(|it| it.hold);
+    for (text, seconds) in [
+        ("0", 0),
+        ("0s", 0),
+        ("90s", 90),
+        ("1m30s", 90),
+        ("1.5m", 90),
+        (".5m", 30),
+        ("1.m", 60),
+        ("0.025h", 90),
+        ("89s1000ms", 90),
+        ("4000000us", 4),
+        ("3999999\u{b5}s1000ns", 4),
+    ] {
+        assert_eq!(hold(text).unwrap(), seconds, "{text}");
+    }
+    for text in ["", "90", "00", ".s", "s", "-90s", "1.5.0m", "1 m", "1d", "1.0001m", "9999999999999999999h"]
+    {
+        assert!(hold(text).is_err(), "{text:?}");
+    }
+}
+
+#[test]
 fn invalid_password_of_a_secret_is_refused() {
     let mut with_secret =
         Peer::new(&read(&peer("a", "10.0.0.1", json!({"passwordSecret": {"name": "key"}})))).unwrap();
