@@ -150,6 +150,24 @@ fn local_services_are_announced_by_nodes_with_endpoints_of_all_sharers() {
     }
 }
 
+/// A node that serves one of two sharers announces the address, like a node that serves one of two ports.
+#[test]
+fn address_is_served_here_if_the_kernel_has_one_of_its_services() {
+    let here =
+        |address: &str| Holder { here: [address.parse().unwrap()].into(), ..holder(&["192.0.2.1"], None) };
+    let (nowhere, there) = (holder(&["192.0.2.1"], None), here("192.0.2.1"));
+    for (services, expected) in [
+        (vec![nowhere.clone()], false),
+        (vec![here("192.0.2.2")], false),
+        (vec![there.clone()], true),
+        (vec![nowhere, there], true),
+    ] {
+        let elected = elect(&advertised(&[json!({})]), &services);
+        assert_eq!(elected[0].is_served_here, expected, "{services:?}");
+        assert_eq!(names(&elected[0]), BTreeSet::from(["n1", "n2", "n3"]), "all nodes rank the same nodes");
+    }
+}
+
 #[test]
 fn node_without_a_device_that_the_advertisement_names_is_no_candidate() {
     let holders = holders(&[holder(&["192.0.2.1"], None)]);

@@ -271,6 +271,20 @@ fn lone_node_answers_for_the_addresses_of_its_services_only() {
     wait_for(SOON, is_silent).expect("an address that is not advertised must not be answered");
 }
 
+/// The map `SERVICES` has no room for the Service, so the node would drop the packets of clients.
+#[test]
+fn lone_node_does_not_answer_for_an_address_that_it_cannot_serve() {
+    let mut segment = Segment::new(1);
+    segment.start(&["--max-frontends", "1"]);
+    segment.advertise();
+    let list = wait_for(SOON, || Some(segment.list(1)).filter(|list| list.len() == 2));
+    let list = list.expect("the addresses should be announced");
+    assert!(list.iter().all(|it| it["node"].is_null() && it["here"] == false), "{list:?}");
+    assert_eq!((segment.arping(0, VIP), segment.ndisc(0, VIP6)), (BTreeSet::new(), BTreeSet::new()));
+    let conditions = conditions(&segment);
+    assert!(conditions.iter().any(|it| it.contains("--max-frontends")), "{conditions:?}");
+}
+
 #[test]
 fn claim_of_another_machine_silences_the_node() {
     let mut segment = Segment::new(1);
