@@ -18,7 +18,7 @@ use super::{
     AddressError, AddressRange, AddressRequest, Labels, LoadBalancers, Namespaces, Pool, PoolError,
     PoolUsage, Trouble, Withdrawal,
 };
-use crate::{api, convert::ConvertError, model::ObjectName};
+use crate::{api, convert::ConvertError, family::Family, model::ObjectName};
 
 /// Annotation in which the controller lists the addresses that it has given to a Service, separated by commas. With
 /// this list, the controller recognises its addresses even after their pool is gone.
@@ -292,9 +292,7 @@ impl Controller {
 
     fn role(&self, known: &Known) -> Role {
         let Seen { request, is_load_balancer, has, is_bare, given, .. } = &known.seen;
-        let is_ours = |ip: &IpAddr| {
-            given.as_ref().is_some_and(|given| given.contains(ip)) || self.balancers.pool_of(*ip).is_some()
-        };
+        let is_ours = |ip: &IpAddr| self.is_ours(known, *ip);
         match request {
             // A Service of another class may have its addresses from the controller of that class. (The API server does
             // not let a load balancer change its class.)
@@ -310,22 +308,38 @@ impl Controller {
         }
     }
 
+    /// Whether this controller gave the address to the Service, or a pool contains the address.
+    fn is_ours(&self, known: &Known, ip: IpAddr) -> bool {
+        known.seen.is_given(ip) || self.balancers.pool_of(ip).is_some()
+    }
+
     /// Adopts the addresses in the newest version of a Service, unless the controller has given it newer ones.
     fn take_over(&mut self, name: &ObjectName) {
         let Some(known) = self.services.get(name) else { return };
-        let has = &known.seen.has;
+        let (role, has) = (self.role(known), &known.seen.has);
         let knows = self.balancers.addresses(name);
         // An empty status also counts as stale: the Service gets its addresses back.
         let is_stale = has.is_empty() || known.replaced.as_ref() == Some(has);
-        let is_served = matches!(self.role(known), Role::Serves | Role::Waits);
+        let is_served = matches!(role, Role::Serves | Role::Waits);
         if has == knows || (is_served && is_stale) {
             return;
         }
         if has.is_empty() {
             self.balancers.release(name);
         } else {
-            self.balancers.remember(name, &has.clone());
+            let kept = if role == Role::Serves { self.kept(known) } else { has.clone() };
+            self.balancers.remember(name, &kept);
         }
+    }
+
+    /// The addresses in the status of a Service that it keeps, one of each family. If other software has added
+    /// addresses, those that the controller gave stay; otherwise those in a pool do.
+    fn kept(&self, known: &Known) -> Vec<IpAddr> {
+        let Seen { has, .. } = &known.seen;
+        let rank = |ip: &IpAddr| (!known.seen.is_given(*ip), self.balancers.pool_of(*ip).is_none());
+        let of_family = |family| has.iter().copied().filter(move |ip| Family::of(*ip) == family);
+        let stays = |ip: &IpAddr| of_family(Family::of(*ip)).min_by_key(rank) == Some(*ip);
+        has.iter().copied().filter(stays).collect()
     }
 
     fn assign(&mut self, asking: &BTreeSet<ObjectName>) {
@@ -382,10 +396,16 @@ impl Controller {
     fn write(&self, name: &ObjectName, known: &Known) -> Option<Write> {
         let wanted = self.balancers.addresses(name);
         let Seen { version, uid, has, given, .. } = &known.seen;
-        if has == wanted && given.as_deref().unwrap_or_default() == wanted {
+        // With a class, a Service may keep an address in no pool that another controller gave it.
+        let is_ours = |ip: &IpAddr| self.is_ours(known, *ip) || !has.contains(ip);
+        let ours: Vec<IpAddr> = wanted.iter().copied().filter(is_ours).collect();
+        if has == wanted && given.as_deref().unwrap_or_default() == ours {
             return None;
         }
-        let texts: Vec<String> = wanted.iter().map(ToString::to_string).collect();
+        let text = |addresses: &[IpAddr], separator: &str| {
+            addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(separator)
+        };
+        let all = text(wanted, " and ");
         let notice = |reason, note| Notice {
             service: name.clone(),
             uid: uid.clone(),
@@ -395,17 +415,18 @@ impl Controller {
         };
         // The Event recorder merges Events of one reason and keeps the first note, so this note also has the new
         // addresses.
-        let instead = if texts.is_empty() { String::new() } else { format!("; now {}", texts.join(" and ")) };
+        let instead = if wanted.is_empty() { String::new() } else { format!("; now {all}") };
         let lost = self.withdrawn(name, known);
         let lost = lost.map(|(ip, why)| notice("ClearAssignment", format!("took {ip} away: {why}{instead}")));
-        let pool = wanted.first().and_then(|ip| self.balancers.pool_of(*ip)).filter(|_| has != wanted);
-        let assigned = |pool: &Pool| format!("assigned {} from pool {:?}", texts.join(" and "), &*pool.name);
+        let is_new = wanted.iter().any(|ip| !has.contains(ip));
+        let pool = wanted.first().and_then(|ip| self.balancers.pool_of(*ip)).filter(|_| is_new);
+        let assigned = |pool: &Pool| format!("assigned {all} from pool {:?}", &*pool.name);
         let got = pool.map(|pool| notice("IPAllocated", assigned(pool)));
         Some(Write {
             service: name.clone(),
             version: version.clone(),
             ingress: (has != wanted).then(|| wanted.to_vec()),
-            given: (!texts.is_empty()).then(|| texts.join(",")),
+            given: (!ours.is_empty()).then(|| text(&ours, ",")),
             notices: lost.chain(got).collect(),
         })
     }
@@ -475,13 +496,17 @@ impl Seen {
             given: metadata.annotation(GIVEN).map(addresses_of),
         }
     }
+
+    /// Whether the controller gave the address to the Service, by the annotation [`GIVEN`].
+    fn is_given(&self, ip: IpAddr) -> bool {
+        self.given.as_ref().is_some_and(|given| given.contains(&ip))
+    }
 }
 
 /// The write that removes the addresses given by the controller from a Service that it no longer serves.
 fn leaving(name: &ObjectName, known: &Known) -> Write {
-    let Seen { version, has, given, .. } = &known.seen;
-    let is_ours = |ip: &IpAddr| given.as_ref().is_some_and(|given| given.contains(ip));
-    let rest: Vec<IpAddr> = has.iter().copied().filter(|ip| !is_ours(ip)).collect();
+    let Seen { version, has, .. } = &known.seen;
+    let rest: Vec<IpAddr> = has.iter().copied().filter(|ip| !known.seen.is_given(*ip)).collect();
     Write {
         service: name.clone(),
         version: version.clone(),
