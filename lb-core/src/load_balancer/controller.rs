@@ -10,6 +10,7 @@ mod conflicts;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
     time::Duration,
 };
 
@@ -184,6 +185,11 @@ impl Controller {
         self.reserved = reserved;
     }
 
+    /// Sets the addresses of nodes, each with the name of its node ([`LoadBalancers::set_nodes`]).
+    pub fn set_nodes(&mut self, nodes: BTreeMap<IpAddr, Arc<str>>) {
+        self.balancers.set_nodes(nodes);
+    }
+
     /// Sets whether Services lose addresses that the pools no longer allow, and whether every pool could be read
     /// ([`LoadBalancers::set_reassign`]).
     pub fn set_reassign(&mut self, reassign: bool, knows_all_pools: bool) {
@@ -260,6 +266,8 @@ impl Controller {
     /// The problems of pools and Services, as sentences for `lb-agent status`.
     pub fn conditions(&self) -> Vec<String> {
         let pools = self.unused_pools.iter().map(ToString::to_string);
+        let with_nodes = self.balancers.pools_with_nodes();
+        let pools = pools.chain(with_nodes.iter().map(ToString::to_string));
         let services = self.services.iter().filter_map(|(name, known)| {
             let trouble = known.told.as_ref()?;
             Some(format!("Service {name}: {trouble}"))

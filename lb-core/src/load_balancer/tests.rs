@@ -527,6 +527,55 @@ fn reassign_moves_no_service_while_a_pool_cannot_be_used_or_none_exists() {
 }
 
 #[test]
+fn addresses_of_nodes_are_given_only_to_services_that_name_them() {
+    let mut all = with_pools(vec![of_range("a", "192.0.2.1-192.0.2.5")]);
+    let [web, db, more] = ["web", "db", "more"].map(|name| request(name, json!({})));
+    assert_eq!(given(&mut all, &web), "192.0.2.1");
+    let nodes = |last: &[u8]| -> BTreeMap<IpAddr, Arc<str>> {
+        let node = |last: &u8| (IpAddr::from([192, 0, 2, *last]), format!("node-{last}").into());
+        last.iter().map(node).collect()
+    };
+    // The first node has the address of a Service, which keeps it.
+    all.set_nodes(nodes(&[1, 2, 4, 200]));
+    assert_eq!(
+        [given(&mut all, &web), given(&mut all, &db), given(&mut all, &more)],
+        ["192.0.2.1", "192.0.2.3", "192.0.2.5"]
+    );
+    let texts: Vec<String> = all.pools_with_nodes().iter().map(ToString::to_string).collect();
+    let nodes_of_pool = "192.0.2.1 (node-1), 192.0.2.2 (node-2), 192.0.2.4 (node-4); a Service gets";
+    assert!(
+        texts.len() == 1 && texts[0].starts_with("pool \"a\"") && texts[0].contains(nodes_of_pool),
+        "{texts:?}"
+    );
+    all.release(&web.service);
+    let last = request("last", json!({}));
+    assert_eq!(refused(&mut all, &last), "no free address (IPv4) in pool \"a\"", "not even a released one");
+    assert_eq!(given(&mut all, &named("named", "192.0.2.2")), "192.0.2.2");
+    let changes = all.changes();
+    all.set_nodes(nodes(&[1, 2]));
+    assert!(all.changes() > changes, "a Service that waits may get an address");
+    assert_eq!(given(&mut all, &last), "192.0.2.4");
+    all.set_nodes(nodes(&[]));
+    assert_eq!(all.pools_with_nodes(), []);
+}
+
+#[test]
+fn addresses_of_nodes_are_not_shared_by_chance() {
+    let mut all = with_pools(vec![of_range("a", "192.0.2.1-192.0.2.2")]);
+    let shared = |name: &str, port: u16, ip: Option<&str>| {
+        let metadata = json!({"annotations": {"metallb.io/allow-shared-ip": "k"}});
+        request(
+            name,
+            json!({"metadata": metadata, "spec": {"ports": [{"port": port}], "loadBalancerIP": ip}}),
+        )
+    };
+    all.set_nodes([("192.0.2.1".parse().unwrap(), "node-1".into())].into());
+    assert_eq!(given(&mut all, &shared("web", 80, Some("192.0.2.1"))), "192.0.2.1");
+    assert_eq!(given(&mut all, &shared("db", 81, None)), "192.0.2.2");
+    assert_eq!(given(&mut all, &shared("dns", 82, Some("192.0.2.1"))), "192.0.2.1");
+}
+
+#[test]
 fn pool_in_use_stays_in_use_beside_a_new_one_that_overlaps() {
     let mut all = with_pools(vec![of_range("b", "192.0.2.0/29")]);
     let errors = all.set_pools(vec![of_range("a", "192.0.2.7/32"), of_range("b", "192.0.2.0/29")], &[]);
