@@ -501,7 +501,7 @@ impl Seen {
             is_load_balancer: service.spec.as_ref().is_some_and(api::ServiceSpec::is_load_balancer),
             has: ingress.iter().filter_map(|ingress| ingress.ip.as_deref()?.parse().ok()).collect(),
             is_bare: ingress.is_empty(),
-            given: metadata.annotation(GIVEN).map(addresses_of),
+            given: given_addresses(metadata),
         }
     }
 
@@ -524,7 +524,12 @@ fn leaving(name: &ObjectName, known: &Known) -> Write {
     }
 }
 
-/// Parses the addresses in the annotation [`GIVEN`].
+/// The addresses in the annotation [`GIVEN`]; `None` without the annotation.
+pub(crate) fn given_addresses(metadata: &api::ObjectMeta) -> Option<Vec<IpAddr>> {
+    metadata.annotation(GIVEN).map(addresses_of)
+}
+
+/// Parses a value of the annotation [`GIVEN`].
 fn addresses_of(text: &str) -> Vec<IpAddr> {
     text.split(',').filter_map(|part| part.trim().parse().ok()).collect()
 }

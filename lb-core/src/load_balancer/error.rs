@@ -62,7 +62,7 @@ pub enum AddressError {
 pub enum Concern {
     /// No usable pool contains the address.
     #[error(
-        "{ip} is in no pool; the Service keeps it until {}",
+        "{ip} is in no pool, so no advertisement announces it; the Service keeps it until {}",
         if *held { "there are pools and all of them can be read and used" } else { "it is deleted" }
     )]
     NoPool {

@@ -23,6 +23,7 @@ use std::{
 
 use lb_common::FrontendKind;
 
+pub(crate) use self::controller::given_addresses;
 use self::fresh::Fresh;
 pub use self::{
     controller::{Controller, GIVEN, Notice, Pass, Write},

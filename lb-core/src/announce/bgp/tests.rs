@@ -527,6 +527,7 @@ fn holder(addresses: &[&str], nodes: Option<&[&str]>) -> Holder {
     let addresses: Vec<IpAddr> = addresses.iter().map(|address| address.parse().unwrap()).collect();
     Holder {
         here: addresses.iter().copied().collect(),
+        given: BTreeSet::new(),
         addresses,
         served: Families::BOTH,
         nodes: nodes.map(|nodes| [(); 2].map(|()| nodes.iter().map(|node| Arc::from(*node)).collect())),
