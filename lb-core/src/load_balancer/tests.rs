@@ -93,9 +93,15 @@ fn pools_are_asked_by_priority_then_by_name_and_not_without_auto_assign() {
         pool("second", json!({"addresses": ["192.0.2.3/32"], "serviceAllocation": {"priority": 20}})),
         pool("first", json!({"addresses": ["192.0.2.4/32"], "serviceAllocation": {"priority": 10}})),
         pool("manual", json!({"addresses": ["192.0.2.5/32"], "autoAssign": false})),
+        // Of two pools with the same priority, the one whose name sorts first.
+        pool("fourth", json!({"addresses": ["192.0.2.7/32"], "serviceAllocation": {"priority": 30}})),
+        pool("a-third", json!({"addresses": ["192.0.2.8/32"], "serviceAllocation": {"priority": 30}})),
     ]);
-    let order: Vec<String> = (0..5).map(|n| given(&mut all, &request(&format!("s{n}"), json!({})))).collect();
-    assert_eq!(order, ["192.0.2.4", "192.0.2.3", "192.0.2.2", "192.0.2.1", "192.0.2.0"]);
+    let order: Vec<String> = (0..7).map(|n| given(&mut all, &request(&format!("s{n}"), json!({})))).collect();
+    assert_eq!(
+        order,
+        ["192.0.2.4", "192.0.2.3", "192.0.2.8", "192.0.2.7", "192.0.2.2", "192.0.2.1", "192.0.2.0"]
+    );
     assert!(refused(&mut all, &request("more", json!({}))).contains("no free address"));
     let named = annotated("named", json!({"metallb.io/address-pool": "manual"}));
     assert_eq!(given(&mut all, &named), "192.0.2.5");
@@ -154,6 +160,28 @@ fn buggy_addresses_are_avoided_on_request() {
     assert_eq!(given(&mut all, &request("db", json!({}))), "192.0.3.1");
     let named = request("named", json!({"spec": {"loadBalancerIP": "192.0.3.0"}}));
     assert_eq!(refused(&mut all, &named), "192.0.3.0 is in no pool");
+}
+
+#[test]
+fn buggy_addresses_are_those_of_ipv4_only() {
+    let spec = json!({"addresses": ["2001:db8::ff-2001:db8::100"], "avoidBuggyIPs": true});
+    let mut all = with_pools(vec![pool("a", spec)]);
+    let v6 = |name| request(name, json!({"spec": {"clusterIPs": ["fd00::1"]}}));
+    assert_eq!(all.usage()[0].total, 2);
+    assert_eq!([given(&mut all, &v6("web")), given(&mut all, &v6("db"))], ["2001:db8::ff", "2001:db8::100"]);
+}
+
+#[test]
+fn empty_annotation_hides_the_one_with_the_old_prefix() {
+    let old = ("metallb.universe.tf/loadBalancerIPs", "192.0.2.8");
+    for (new, named) in
+        [(None, vec!["192.0.2.8"]), (Some(""), vec![]), (Some("192.0.2.9"), vec!["192.0.2.9"])]
+    {
+        let new = new.map(|text| ("metallb.io/loadBalancerIPs", text));
+        let annotations: BTreeMap<_, _> = new.into_iter().chain([old]).collect();
+        let addresses = annotated("web", json!(annotations)).addresses;
+        assert_eq!(addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), named);
+    }
 }
 
 #[test]

@@ -296,6 +296,21 @@ fn conflict_stays_listed_while_its_write_fails_and_goes_with_a_deleted_service()
 }
 
 #[test]
+fn service_that_begins_to_require_both_families_of_a_pool_with_one_keeps_its_address() {
+    let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1/32"]));
+    server.put("web", json!({"ipFamilyPolicy": "SingleStack"}));
+    server.settle(&mut controller);
+    server.put("web", json!({"ipFamilyPolicy": "RequireDualStack", "clusterIPs": ["10.96.0.1", "fd00::1"]}));
+    assert_eq!(server.settle(&mut controller), ["web AllocationFailed"]);
+    assert_eq!(server.ingress("web"), "192.0.2.1");
+    let conditions = controller.conditions();
+    assert!(conditions[0].ends_with("; the Service keeps the address that it has"), "{conditions:?}");
+    controller.set_pool(name("a"), Some((None, pool(&["192.0.2.1/32", "2001:db8::1/128"]))));
+    assert_eq!(server.settle(&mut controller), ["web IPAllocated"]);
+    assert_eq!(server.ingress("web"), "192.0.2.1,2001:db8::1");
+}
+
+#[test]
 fn version_from_before_a_write_does_not_undo_it() {
     let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1-192.0.2.9"]));
     server.put("web", json!({"loadBalancerIP": "192.0.2.5"}));
