@@ -243,6 +243,9 @@ pub struct External {
     pub ips: Vec<IpAddr>,
     /// `status.loadBalancer.ingress[].ip` of a `LoadBalancer` Service, only those of `ipMode: VIP` (the default).
     pub load_balancer_ips: Vec<IpAddr>,
+    /// Those of `load_balancer_ips` that an agent gave to the Service, by the annotation
+    /// [`GIVEN`](crate::load_balancer::GIVEN).
+    pub given_ips: Vec<IpAddr>,
     /// `spec.loadBalancerSourceRanges`: the sources that may use `load_balancer_ips`; empty means all.
     pub source_ranges: Vec<IpNet>,
     /// `spec.externalTrafficPolicy`: which endpoints external clients get.

@@ -32,7 +32,7 @@ impl Coverage {
         let mut conditions: Vec<String> = Vec::new();
         loop {
             let (found, unannounced) = self.find();
-            metrics.set_uncovered(found.iter().map(|pool| pool.addresses.len()).sum());
+            metrics.set_uncovered(found.iter().map(|uncovered| uncovered.addresses.len()).sum());
             let now: Vec<String> = found.iter().map(ToString::to_string).collect();
             warn_new(&mut conditions, &now);
             state.set_coverage(now, unannounced.iter().map(AnnouncementReport::unannounced).collect());

@@ -148,6 +148,7 @@ mod tests {
             echo: Some(5),
             wants: vec!["192.0.2.1".parse().unwrap()],
             leaves: Vec::new(),
+            declines: vec!["192.0.2.2".parse().unwrap()],
             generation: 0,
             retires: false,
             devices: None,
@@ -200,6 +201,8 @@ mod tests {
             IpAddr::V6([0x2001, 0xdb8, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xf000 + number].into())
         };
         asks.set_candidates((0..1_000).map(|number| (address(number), vec![Arc::from("a")])).collect());
+        // It wants a half of them, and declines the others.
+        asks.set_unserved((500..1_000).map(address).collect());
         asks.set_devices(Some((0..11).map(|number| format!("enp{number:012}")).collect()));
         let from: Arc<str> = "a".into();
         let mut kinds = BTreeSet::new();

@@ -261,6 +261,8 @@ impl Announcer {
         if let Some(peers) = &mut self.peers {
             let of = |candidacy: &Candidacy| (candidacy.address, candidacy.nodes.clone());
             peers.leases().set_candidates(self.candidacies.iter().map(of).collect());
+            let unserved = self.candidacies.iter().filter(|candidacy| !candidacy.is_served_here);
+            peers.leases().set_unserved(unserved.map(|candidacy| candidacy.address).collect());
         }
         self.places = self.places();
         self.report_bound();
@@ -387,7 +389,8 @@ impl Announcer {
             return peers.leases().rights(now).collect();
         }
         let alone = Right { since: 0, deadline: Announcement::NEVER };
-        let mine = self.candidacies.iter().filter(|candidacy| !candidacy.nodes.is_empty());
+        let is_mine = |candidacy: &&Candidacy| !candidacy.nodes.is_empty() && candidacy.is_served_here;
+        let mine = self.candidacies.iter().filter(is_mine);
         mine.map(|candidacy| (candidacy.address, alone)).collect()
     }
 

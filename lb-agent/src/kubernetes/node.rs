@@ -88,6 +88,11 @@ pub(super) fn node_ips(status: &NodeStatus) -> Vec<IpAddr> {
     ips
 }
 
+/// All addresses of the Node: each `InternalIP` and `ExternalIP`.
+pub(super) fn all_ips(node: &Node) -> impl Iterator<Item = IpAddr> {
+    ["InternalIP", "ExternalIP"].into_iter().flat_map(move |type_| of_type(&node.status, type_))
+}
+
 /// The addresses of this type in the Node's status; invalid ones are left out.
 fn of_type(status: &NodeStatus, type_: &'static str) -> impl Iterator<Item = IpAddr> {
     let addresses = status.addresses.iter().flatten().filter(move |address| address.type_ == type_);

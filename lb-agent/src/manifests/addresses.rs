@@ -12,7 +12,7 @@ use lb_core::{
     api,
     convert::{self, ConvertError, Converted, Origin},
     load_balancer::{
-        self, AddressRange, AddressRequest, LoadBalancers, Namespaces, Pool, PoolError, PoolUsage,
+        self, AddressRange, AddressRequest, GIVEN, LoadBalancers, Namespaces, Pool, PoolError, PoolUsage,
     },
     model::{Change, ObjectName, Service},
     plan::Contents,
@@ -273,7 +273,8 @@ fn given_by_manifest(service: &api::Service) -> Vec<IpAddr> {
     ingress.iter().filter_map(|ingress| ingress.ip.as_deref()?.parse().ok()).collect()
 }
 
-/// Sets the addresses in `status.loadBalancer.ingress`, after the host names that the manifest may have there.
+/// Sets the addresses in `status.loadBalancer.ingress`, after the host names that the manifest may have there, and marks
+/// them as given by the agent.
 fn set_ingress(service: &mut api::Service, addresses: &[IpAddr]) {
     if addresses.is_empty() {
         return;
@@ -281,6 +282,8 @@ fn set_ingress(service: &mut api::Service, addresses: &[IpAddr]) {
     let ingress = |ip: &IpAddr| api::LoadBalancerIngress { ip: Some(ip.to_string()), ..Default::default() };
     let status = service.status.get_or_insert_default().load_balancer.get_or_insert_default();
     status.ingress.get_or_insert_default().extend(addresses.iter().map(ingress));
+    let given = addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    service.metadata.annotations.get_or_insert_default().insert(GIVEN.to_owned(), given);
 }
 
 fn convert(service: &api::Service) -> Result<Option<Service>, FieldError> {

@@ -23,30 +23,36 @@ pub struct Protocols<'a> {
     pub bgp: Option<&'a Advertised>,
 }
 
-/// A pool that no advertisement covers, with its addresses that Services have.
+/// A pool that no advertisement covers, with its addresses that Services have; or such addresses that an agent gave and
+/// that are in no pool any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uncovered {
-    /// Name of the pool.
-    pub pool: Arc<str>,
+    /// Name of the pool; `None` for addresses in no pool.
+    pub pool: Option<Arc<str>>,
     /// The addresses, each with its Services.
     pub addresses: BTreeMap<IpAddr, BTreeSet<ObjectName>>,
     /// The kind of advertisement that is missing, in words.
     missing: &'static str,
 }
 
-/// The pools that no advertisement covers, with their addresses that Services have. Empty if there are no
-/// advertisements, because then nothing shall be announced. Leaves out addresses in no pool, because other software may
-/// have given them. Also leaves out pools that the agent has not read yet for one of the protocols.
+/// The pools that no advertisement covers, with their addresses that Services have, and the addresses in no pool that an
+/// agent gave. Empty if there are no advertisements, because then nothing shall be announced. Leaves out addresses in no
+/// pool that other software may have given. Also leaves out pools that the agent has not read yet for one of the
+/// protocols.
 pub fn uncovered(protocols: Protocols<'_>, holders: &BTreeMap<ObjectName, Holder>) -> Vec<Uncovered> {
     if !protocols.advertise() {
         return Vec::new();
     }
     let known = protocols.known();
-    let mut pools: BTreeMap<Arc<str>, BTreeMap<IpAddr, BTreeSet<ObjectName>>> = BTreeMap::new();
+    let mut pools: BTreeMap<Option<Arc<str>>, BTreeMap<IpAddr, BTreeSet<ObjectName>>> = BTreeMap::new();
     for (service, holder) in holders {
         for address in &holder.addresses {
-            let Some(pool) = uncovered_pool(&known, *address) else { continue };
-            let addresses = pools.entry(Arc::clone(pool)).or_default();
+            let is_lost = || holder.given.contains(address) && is_in_no_pool(&known, *address);
+            let pool = uncovered_pool(&known, *address).cloned();
+            if pool.is_none() && !is_lost() {
+                continue;
+            }
+            let addresses = pools.entry(pool).or_default();
             addresses.entry(*address).or_default().insert(service.clone());
         }
     }
@@ -106,6 +112,11 @@ fn uncovered_pool<'a>(known: &[Known<'a>], address: IpAddr) -> Option<&'a Arc<st
     pool
 }
 
+/// Whether no protocol knows a pool that contains the address. (A protocol that has advertisements has all pools.)
+fn is_in_no_pool(known: &[Known<'_>], address: IpAddr) -> bool {
+    known.iter().all(|Known { advertised, .. }| advertised.index_of(address).is_none())
+}
+
 impl<'a> Protocols<'a> {
     /// Whether there is any advertisement.
     fn advertise(&self) -> bool {
@@ -149,11 +160,17 @@ impl fmt::Display for Uncovered {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
-        write!(
-            formatter,
-            "pool \"{pool}\": {missing} covers it, so no node with these settings announces {}{more}: name the pool in an \
-             advertisement, unless routers have routes to it",
-            texts.join(", ")
-        )
+        let (what, advice) = match pool {
+            Some(pool) => (
+                format!("pool \"{pool}\": {missing} covers it"),
+                "name the pool in an advertisement, unless routers have routes to it",
+            ),
+            None => (
+                "addresses in no pool: no advertisement covers them".to_owned(),
+                "restore their pool, unless routers have routes to them",
+            ),
+        };
+        let addresses = texts.join(", ");
+        write!(formatter, "{what}, so no node with these settings announces {addresses}{more}: {advice}")
     }
 }

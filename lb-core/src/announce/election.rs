@@ -32,6 +32,9 @@ pub struct Candidacy {
     /// The nodes that may announce the address, the best first; perhaps none. The first of them that is alive asks for
     /// the right to announce it.
     pub nodes: Vec<Arc<str>>,
+    /// Whether this node's kernel leads external clients of one of the Services to endpoints. If not, the node must not
+    /// announce the address, as it would drop the packets.
+    pub is_served_here: bool,
     /// The devices on which this node would announce the address.
     pub interfaces: Interfaces,
 }
@@ -92,8 +95,10 @@ pub fn candidacies(
         let pool = pool.name.clone();
         let advertisements: Vec<ObjectName> = advertised.of(address).map(|it| it.name.clone()).collect();
         let is_advertised = !advertisements.is_empty();
+        let is_served_here = holders.iter().any(|(_, holder)| holder.here.contains(&address));
+        let nodes = nodes_ranked;
         let candidacy =
-            Candidacy { address, pool, services, advertisements, nodes: nodes_ranked, interfaces };
+            Candidacy { address, pool, services, advertisements, nodes, is_served_here, interfaces };
         is_advertised.then_some(candidacy)
     };
     by_address.into_iter().filter_map(candidacy).collect()

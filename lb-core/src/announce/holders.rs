@@ -18,6 +18,8 @@ use crate::{
 pub struct Holder {
     /// The load balancers' addresses of the Service.
     pub addresses: Vec<IpAddr>,
+    /// Those of `addresses` that an agent gave; other software gave the others.
+    pub given: BTreeSet<IpAddr>,
     /// The families in which the Service has an endpoint, on any node, that may get new flows.
     pub served: Families,
     /// Under `externalTrafficPolicy: Local`, the nodes with an endpoint that may get new flows, for IPv4 and for IPv6:
@@ -97,6 +99,7 @@ impl Holders {
             };
             Holder {
                 addresses: external.load_balancer_ips.clone(),
+                given: external.given_ips.iter().copied().collect(),
                 served: usable.iter().map(|endpoint| family(endpoint)).collect(),
                 nodes: (external.policy == TrafficPolicy::Local).then(nodes),
                 here: self.services.get(name).map(|known| known.here.clone()).unwrap_or_default(),

@@ -87,6 +87,10 @@ pub struct Ask {
     pub wants: Vec<IpAddr>,
     /// Addresses that the candidate gives back.
     pub leaves: Vec<IpAddr>,
+    /// Addresses for which the candidate is the best one alive, but that its data plane does not serve. Until the
+    /// candidate stops declining them, the next best one asks for them. Older agents wait for the candidate.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub declines: Vec<IpAddr>,
     /// [`Voters::generation`] of the voters that the candidate knows.
     #[serde(default)]
     pub generation: u64,
@@ -142,6 +146,8 @@ pub struct Leases {
     others: BTreeMap<Arc<str>, Peer>,
     /// The nodes that may announce each address, best first.
     candidates: BTreeMap<IpAddr, Vec<Arc<str>>>,
+    /// The addresses that the data plane of this member does not serve.
+    unserved: BTreeSet<IpAddr>,
     /// Until this time this member grants nothing, since it may have made promises before its start.
     mute_until: Nanos,
     promises: BTreeMap<IpAddr, Promise>,
@@ -175,6 +181,9 @@ struct Peer {
     retired: bool,
     /// The last list of devices that the peer has sent ([`Ask::devices`]); `None` if it has sent none.
     devices: Option<BTreeSet<String>>,
+    /// The addresses that the peer has declined ([`Ask::declines`]) within [`Timing::settle`], each with the time at
+    /// which this member last received that.
+    declined: BTreeMap<IpAddr, Nanos>,
 }
 
 #[derive(Clone, Debug)]
@@ -187,7 +196,8 @@ impl Peer {
     const fn new(challenges: &mut Challenges) -> Self {
         let freshness = Freshness::new(challenges);
         let (heard, echo, since, generation) = (None, None, 0, (0, 0));
-        Self { heard, freshness, echo, since, generation, retired: false, devices: None }
+        let declined = BTreeMap::new();
+        Self { heard, freshness, echo, since, generation, retired: false, devices: None, declined }
     }
 }
 
@@ -210,6 +220,7 @@ impl Leases {
             voters_since: now,
             parts: Parts::default(),
             candidates: BTreeMap::new(),
+            unserved: BTreeSet::new(),
             mute_until: now + timing.promise,
             promises: BTreeMap::new(),
             id: QuestionId { incarnation, number: 0 },
@@ -299,6 +310,11 @@ impl Leases {
         self.candidates = candidates;
     }
 
+    /// Replaces the addresses that the data plane of this member does not serve: it does not ask for them.
+    pub fn set_unserved(&mut self, addresses: BTreeSet<IpAddr>) {
+        self.unserved = addresses;
+    }
+
     /// Replaces the devices on which this member can announce; `None` while they are unknown. A list that is too long
     /// for a question counts as `None`.
     pub fn set_devices(&mut self, devices: Option<BTreeSet<String>>) {
@@ -324,10 +340,12 @@ impl Leases {
         std::iter::once(&self.this).chain(others)
     }
 
-    /// The member that should announce the address: the best candidate that is alive; `None` if none is.
+    /// The member that should announce the address: the best candidate that is alive and serves the address; `None` if
+    /// there is none.
     pub fn owner(&self, address: IpAddr, now: Nanos) -> Option<&Arc<str>> {
-        let is_alive = |node: &&Arc<str>| self.lives(node, now, 0);
-        self.candidates.get(&address)?.iter().find(is_alive)
+        let declines = |node: &Arc<str>| *node == self.this && self.unserved.contains(&address);
+        let is_owner = |node: &&Arc<str>| self.is_available(node, address, now, 0) && !declines(node);
+        self.candidates.get(&address)?.iter().find(is_owner)
     }
 
     /// The rights of this member that are valid at `now`.
@@ -341,6 +359,8 @@ impl Leases {
     pub fn tick(&mut self, now: Nanos) -> Vec<Ask> {
         let wants: Vec<IpAddr> =
             self.candidates.keys().copied().filter(|address| self.wants(*address, now)).collect();
+        let declined = self.unserved.iter().copied().filter(|address| self.is_best(*address, now));
+        let declines: Vec<IpAddr> = declined.collect();
         let left = |address: &&IpAddr| wants.binary_search(address).is_err();
         let leaves: Vec<IpAddr> = self.evidence.addresses().filter(left).copied().collect();
         for address in &leaves {
@@ -352,7 +372,7 @@ impl Leases {
             self.sent.clear();
         }
         self.sent.retain(|(_, at)| now.saturating_sub(*at) < self.timing.right);
-        let asks = self.questions(&wants, &leaves, now);
+        let asks = self.questions([&wants, &leaves, &declines], now);
         let this = self.this.clone();
         for ask in &asks {
             let answer = self.vote(&this, ask, now);
@@ -361,24 +381,36 @@ impl Leases {
         asks
     }
 
-    /// Splits the addresses to ask for and to give back into questions that fit into a packet each.
-    fn questions(&mut self, wants: &[IpAddr], leaves: &[IpAddr], now: Nanos) -> Vec<Ask> {
-        let split = |addresses: &[IpAddr]| chunks(addresses, |address| address.to_string().len());
-        let wants = split(wants).into_iter().map(|wants| (wants, Vec::new()));
-        let leaves = split(leaves).into_iter().map(|leaves| (Vec::new(), leaves));
-        let mut parts: Vec<(Vec<IpAddr>, Vec<IpAddr>)> = wants.chain(leaves).collect();
-        if parts.is_empty() {
+    /// Splits the addresses to ask for, to give back and to decline into questions that fit into a packet each.
+    fn questions(&mut self, [wants, leaves, declines]: [&[IpAddr]; 3], now: Nanos) -> Vec<Ask> {
+        let split = |addresses: &[IpAddr]| chunks(addresses, |address| address.to_string().len()).into_iter();
+        let empty = Ask {
+            id: self.id,
+            echo: None,
+            wants: Vec::new(),
+            leaves: Vec::new(),
+            declines: Vec::new(),
+            generation: self.voters.generation,
+            retires: self.retired,
+            devices: None,
+        };
+        let wants = split(wants).map(|wants| Ask { wants, ..empty.clone() });
+        let leaves = split(leaves).map(|leaves| Ask { leaves, ..empty.clone() });
+        let declines = split(declines).map(|declines| Ask { declines, ..empty.clone() });
+        let mut asks: Vec<Ask> = wants.chain(leaves).chain(declines).collect();
+        if asks.is_empty() {
             // Without addresses, an empty question still shows the other members that this member is alive.
-            parts.push((Vec::new(), Vec::new()));
+            asks.push(empty);
         }
-        let mut devices = self.devices.clone();
-        let ask = |(wants, leaves)| {
+        if let Some(first) = asks.first_mut() {
+            first.devices.clone_from(&self.devices);
+        }
+        for ask in &mut asks {
             self.id.number += 1;
             self.sent.push_back((self.id.number, now));
-            let (generation, retires, devices) = (self.voters.generation, self.retired, devices.take());
-            Ask { id: self.id, echo: None, wants, leaves, generation, retires, devices }
-        };
-        parts.into_iter().map(ask).collect()
+            ask.id = self.id;
+        }
+        asks
     }
 
     /// Returns the question as it is sent to the member `to`: with the last challenge that `to` has given.
@@ -401,6 +433,9 @@ impl Leases {
             }
         }
         peer.retired = ask.retires;
+        let settle = self.timing.settle;
+        peer.declined.retain(|_, at| now.saturating_sub(*at) < settle);
+        peer.declined.extend(ask.declines.iter().map(|address| (*address, now)));
         if peer.generation.0 != ask.generation {
             peer.generation = (ask.generation, now);
         }
@@ -475,14 +510,28 @@ impl Leases {
         had_time && peer.generation.0 < self.voters.generation
     }
 
-    /// Whether this member asks for the address, because it is the best candidate that is alive. If it has the right
-    /// already, it yields to a better candidate only after that candidate has been alive for [`Timing::settle`].
+    /// Like [`Self::lives`]; also, `node` has not declined the address for that long, and for [`Timing::silence`] at
+    /// least: its next question repeats that it declines.
+    fn is_available(&self, node: &Arc<str>, address: IpAddr, now: Nanos, settled: Nanos) -> bool {
+        let declined = self.others.get(node).and_then(|peer| peer.declined.get(&address));
+        let patience = settled.max(self.timing.silence);
+        let declines = declined.is_some_and(|at| now.saturating_sub(*at) < patience);
+        self.lives(node, now, settled) && !declines
+    }
+
+    /// Whether this member asks for the address: it is the best candidate, and serves the address.
     fn wants(&self, address: IpAddr, now: Nanos) -> bool {
+        self.is_best(address, now) && !self.unserved.contains(&address)
+    }
+
+    /// Whether this member is the best candidate that is alive and has not declined the address. If it has the right
+    /// already, it yields to a better candidate only after that candidate has been available for [`Timing::settle`].
+    fn is_best(&self, address: IpAddr, now: Nanos) -> bool {
         // A late answer may grant an address that no longer has candidates.
         let Some(candidates) = self.candidates.get(&address) else { return false };
         let has_right = self.rights.get(&address).is_some_and(|right| now < right.deadline);
         let settled = if has_right { self.timing.settle } else { 0 };
-        let best = candidates.iter().find(|node| self.lives(node, now, settled));
+        let best = candidates.iter().find(|node| self.is_available(node, address, now, settled));
         !self.retired && best.is_some_and(|best| *best == self.this)
     }
 
@@ -573,7 +622,16 @@ mod tests {
 
     fn ask(incarnation: u64, number: u64, echo: Option<Challenge>) -> Ask {
         let id = QuestionId { incarnation, number };
-        Ask { id, echo, wants: vec![A], leaves: vec![], generation: 1, retires: false, devices: None }
+        Ask {
+            id,
+            echo,
+            wants: vec![A],
+            leaves: vec![],
+            declines: vec![],
+            generation: 1,
+            retires: false,
+            devices: None,
+        }
     }
 
     /// The answer to a question of `a`; `None` if the member does not answer.
@@ -663,6 +721,62 @@ mod tests {
         }
         assert_eq!(leases.owner(A, now), Some(&name("b")));
         assert_eq!(leases.tick(now)[0].wants, [A]);
+    }
+
+    /// The next candidate asks at once for an address that a better one declines. It yields to the better one once that
+    /// one has not declined the address for [`Timing::settle`].
+    #[test]
+    fn declined_address_goes_to_the_next_candidate_until_the_better_one_has_served_it_for_a_while() {
+        let mut leases = second_of_three();
+        let begin = 10 * SECOND;
+        ask_of_a(&mut leases, 7, begin);
+        assert_eq!(leases.owner(A, begin), Some(&name("a")));
+        assert!(leases.tick(begin)[0].wants.is_empty());
+        let declining = Ask { wants: vec![], leaves: vec![A], declines: vec![A], ..ask(7, 3, None) };
+        asked(&mut leases, &declining, begin).unwrap();
+        assert_eq!(leases.owner(A, begin), Some(&name("b")));
+        let mut last_wanted = 0;
+        for number in 4..40 {
+            let now = begin + (number - 4) * Timing::DEFAULT.interval;
+            let question = leases.tick(now)[0].clone();
+            if question.wants == [A] {
+                last_wanted = now;
+                leases.answered(&name("c"), &answer(question.id, vec![A]), now + 1);
+                assert_eq!(leases.rights(now + 2).count(), 1, "question {number}");
+            }
+            // `a` serves the address again, and asks for it.
+            asked(&mut leases, &ask(7, number, None), now + 3).unwrap();
+        }
+        assert_eq!(last_wanted, begin + Timing::DEFAULT.settle - Timing::DEFAULT.interval);
+    }
+
+    #[test]
+    fn member_declines_only_unserved_addresses_that_it_would_ask_for() {
+        let mut leases = second_of_three();
+        let now = 10 * SECOND;
+        leases.set_unserved([A].into());
+        let lists = |ask: &Ask| (ask.wants.clone(), ask.declines.clone());
+        assert_eq!(lists(&leases.tick(now)[0]), (vec![], vec![A]), "the best candidate, a, is not alive");
+        ask_of_a(&mut leases, 7, now);
+        assert_eq!(lists(&leases.tick(now)[0]), (vec![], vec![]), "a is alive");
+        asked(&mut leases, &Ask { wants: vec![], declines: vec![A], ..ask(7, 3, None) }, now).unwrap();
+        assert_eq!(lists(&leases.tick(now)[0]), (vec![], vec![A]), "a declines it as well");
+        assert_eq!(leases.owner(A, now), None, "c is not alive");
+        leases.set_unserved(BTreeSet::new());
+        assert_eq!(lists(&leases.tick(now)[0]), (vec![A], vec![]));
+    }
+
+    #[test]
+    fn question_of_an_older_agent_declines_nothing_and_an_older_agent_reads_a_new_one() {
+        let declining = Ask { declines: vec![A], ..ask(7, 3, None) };
+        let mut json = serde_json::to_value(&declining).unwrap();
+        assert_eq!(serde_json::from_value::<Ask>(json.clone()).unwrap(), declining);
+        json.as_object_mut().unwrap().remove("declines");
+        let older: Ask = serde_json::from_value(json.clone()).unwrap();
+        assert_eq!(older.declines, [] as [IpAddr; 0]);
+        // An agent ignores fields of later versions, and so does the first one.
+        json["later"] = serde_json::json!([1]);
+        assert_eq!(serde_json::from_value::<Ask>(json).unwrap(), older);
     }
 
     #[test]

@@ -477,6 +477,28 @@ fn retired_owner_is_replaced_at_its_successor_s_next_question() {
     }
 }
 
+/// The data plane of the best member stops serving the address, then that of the next one, and later they recover.
+#[test]
+fn owner_whose_data_plane_does_not_serve_the_address_is_replaced_within_two_seconds() {
+    for seed in 0..50 {
+        let mut world = World::new(3, seed, Prefer::Single, 5);
+        world.run(8 * SECOND);
+        for (index, expected) in [(0, vec![1]), (1, vec![2]), (2, vec![])] {
+            world.members[index].leases.set_unserved([ADDRESS].into());
+            world.run(2 * SECOND);
+            assert_eq!(world.answering(), expected, "seed {seed}");
+        }
+        world.members[1].leases.set_unserved(BTreeSet::new());
+        assert!(world.until_answered(5 * SECOND) < SECOND, "seed {seed}");
+        assert_eq!(world.answering(), [1]);
+        world.members[0].leases.set_unserved(BTreeSet::new());
+        world.run(4 * SECOND);
+        assert_eq!(world.answering(), [1], "the best one has not settled yet");
+        world.run(3 * SECOND);
+        assert_eq!(world.answering(), [0]);
+    }
+}
+
 #[test]
 fn voters_follow_the_nodes() {
     let mut world = World::with_voters(7, 1, 5, Prefer::Single, 5);
@@ -727,6 +749,11 @@ proptest! {
                 let candidates = BTreeMap::from([(ADDRESS, order)]);
                 let of = usize::try_from(world.random.below(count as u64)).unwrap();
                 world.members[of].leases.set_candidates(candidates);
+            }
+            if world.random.chance(20) {
+                // The data plane of a member stops serving the address, or serves it again.
+                let unserved = [ADDRESS].into_iter().filter(|_| world.random.chance(50)).collect();
+                world.members[index].leases.set_unserved(unserved);
             }
         }
     }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{
     advertisement::{Advertised, Advertisement, labels_of},
     bgp::BgpAdvertisement,
-    coverage::{Protocols, unannounced, uncovered},
+    coverage::{Protocols, Uncovered, unannounced, uncovered},
     election::{Candidacy, Candidate, Interfaces, candidacies},
     holders::Holder,
     schedule::due,
@@ -45,6 +45,7 @@ fn nodes(names: &[&str]) -> BTreeMap<Arc<str>, Candidate> {
 fn holder(addresses: &[&str], nodes: Option<&[&str]>) -> Holder {
     Holder {
         addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+        given: BTreeSet::new(),
         served: if nodes.is_none_or(|nodes| !nodes.is_empty()) { Families::BOTH } else { Families::NONE },
         nodes: nodes.map(|nodes| [(); 2].map(|()| nodes.iter().map(|node| Arc::from(*node)).collect())),
         here: BTreeSet::new(),
@@ -147,6 +148,24 @@ fn local_services_are_announced_by_nodes_with_endpoints_of_all_sharers() {
         let elected = elect(&all, &services);
         assert_eq!(elected.len(), 1, "the address counts as one that should be announced");
         assert_eq!(names(&elected[0]), BTreeSet::new(), "{services:?}");
+    }
+}
+
+/// A node that serves one of two sharers announces the address, like a node that serves one of two ports.
+#[test]
+fn address_is_served_here_if_the_kernel_has_one_of_its_services() {
+    let here =
+        |address: &str| Holder { here: [address.parse().unwrap()].into(), ..holder(&["192.0.2.1"], None) };
+    let (nowhere, there) = (holder(&["192.0.2.1"], None), here("192.0.2.1"));
+    for (services, expected) in [
+        (vec![nowhere.clone()], false),
+        (vec![here("192.0.2.2")], false),
+        (vec![there.clone()], true),
+        (vec![nowhere, there], true),
+    ] {
+        let elected = elect(&advertised(&[json!({})]), &services);
+        assert_eq!(elected[0].is_served_here, expected, "{services:?}");
+        assert_eq!(names(&elected[0]), BTreeSet::from(["n1", "n2", "n3"]), "all nodes rank the same nodes");
     }
 }
 
@@ -279,6 +298,38 @@ fn address_in_a_pool_without_advertisement_is_named_once_there_is_an_advertiseme
     assert_eq!(texts(Some(&two), Some(&too_wide)), [format!("pool \"one\": {neither}, {of_one}")]);
     // The objects for BGP have not been read yet: they may cover the pool.
     assert_eq!(texts(Some(&two), Some(&Advertised::default())), [""; 0]);
+}
+
+#[test]
+fn address_that_an_agent_gave_and_no_pool_contains_is_named_once_there_is_an_advertisement() {
+    let given = |address: &str| Holder {
+        given: [address.parse().unwrap()].into(),
+        ..holder(&[address, "203.0.113.1"], None)
+    };
+    let services = holders(&[given("198.51.100.1"), given("192.0.2.1")]);
+    let texts = |layer_2: Option<&Advertised>, bgp: Option<&Advertised>| -> Vec<String> {
+        let found = uncovered(Protocols { layer_2, bgp }, &services);
+        found.iter().map(ToString::to_string).collect()
+    };
+    let (none, all) = (advertised(&[]), advertised(&[json!({})]));
+    let gone = "addresses in no pool: no advertisement covers them, so no node with these settings announces 198.51.100.1 \
+                (default/s0): restore their pool, unless routers have routes to them";
+    assert_eq!(texts(None, None), [""; 0]);
+    assert_eq!(texts(Some(&none), None), [""; 0]);
+    assert_eq!(texts(Some(&all), None), [gone]);
+    // The objects for BGP have not been read yet, but the pools for layer 2 have.
+    assert_eq!(texts(Some(&all), Some(&Advertised::default())), [gone]);
+    // The last pool is gone, too.
+    let no_pools = Advertised { pools: Vec::new(), ..all.clone() };
+    let found = uncovered(Protocols { layer_2: Some(&no_pools), bgp: None }, &services);
+    let [Uncovered { pool: None, addresses, .. }] = &found[..] else { panic!("{found:?}") };
+    let named: Vec<String> = addresses.keys().map(ToString::to_string).collect();
+    assert_eq!(named, ["192.0.2.1", "198.51.100.1"]);
+    let restored = Advertised {
+        pools: vec![pool("one", "192.0.2.0/28", &[]), pool("old", "198.51.100.0/24", &[])],
+        ..all
+    };
+    assert_eq!(texts(Some(&restored), None), [""; 0]);
 }
 
 proptest! {

@@ -9,14 +9,15 @@ use super::error::{ConvertError, Object, readable};
 use crate::{
     api,
     ip::parse_ip,
+    load_balancer::given_addresses,
     model::{External, TrafficPolicy},
     rules,
 };
 
 pub(super) fn external(
     object: &Object,
+    service: &api::Service,
     spec: &api::ServiceSpec,
-    status: Option<&api::ServiceStatus>,
     left_out: &mut Vec<ConvertError>,
 ) -> Result<External, ConvertError> {
     let ips = spec.external_ips.iter().flatten().enumerate();
@@ -28,7 +29,10 @@ pub(super) fn external(
     let policy = if reachable { policy } else { TrafficPolicy::Cluster };
     let mut external = External { ips, policy, ..External::default() };
     if spec.is_load_balancer() {
-        external.load_balancer_ips = load_balancer_ips(object, status, left_out);
+        external.load_balancer_ips = load_balancer_ips(object, service.status.as_ref(), left_out);
+        let given = given_addresses(&service.metadata).unwrap_or_default();
+        let ips = external.load_balancer_ips.iter().copied();
+        external.given_ips = ips.filter(|ip| given.contains(ip)).collect();
         let ranges = spec.load_balancer_source_ranges.iter().flatten().enumerate();
         let ranges = ranges.map(|(index, range)| source_range(object, index, range));
         external.source_ranges = readable(ranges, left_out);

@@ -91,7 +91,7 @@ pub fn service(service: &api::Service, origin: Origin) -> Result<Converted<Chang
     if !spec.has_node_ports() {
         ports.iter_mut().for_each(|port| port.node_port = None);
     }
-    let external = external::external(&object, spec, service.status.as_ref(), &mut left_out)?;
+    let external = external::external(&object, service, spec, &mut left_out)?;
     let internal = spec.internal_traffic_policy.as_deref();
     let internal_policy =
         external::traffic_policy(&object, "spec.internalTrafficPolicy", internal, &mut left_out);

@@ -10,6 +10,7 @@ mod conflicts;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
     time::Duration,
 };
 
@@ -18,7 +19,7 @@ use super::{
     AddressError, AddressRange, AddressRequest, Labels, LoadBalancers, Namespaces, Pool, PoolError,
     PoolUsage, Trouble, Withdrawal,
 };
-use crate::{api, convert::ConvertError, model::ObjectName};
+use crate::{api, convert::ConvertError, family::Family, model::ObjectName};
 
 /// Annotation in which the controller lists the addresses that it has given to a Service, separated by commas. With
 /// this list, the controller recognises its addresses even after their pool is gone.
@@ -184,6 +185,11 @@ impl Controller {
         self.reserved = reserved;
     }
 
+    /// Sets the addresses of nodes, each with the name of its node ([`LoadBalancers::set_nodes`]).
+    pub fn set_nodes(&mut self, nodes: BTreeMap<IpAddr, Arc<str>>) {
+        self.balancers.set_nodes(nodes);
+    }
+
     /// Sets whether Services lose addresses that the pools no longer allow, and whether they may lose them now
     /// ([`LoadBalancers::set_reassign`]).
     pub fn set_reassign(&mut self, reassign: bool, may_reassign: bool) {
@@ -260,6 +266,8 @@ impl Controller {
     /// The problems of pools and Services, as sentences for `lb-agent status`.
     pub fn conditions(&self) -> Vec<String> {
         let pools = self.unused_pools.iter().map(ToString::to_string);
+        let with_nodes = self.balancers.pools_with_nodes();
+        let pools = pools.chain(with_nodes.iter().map(ToString::to_string));
         let services = self.services.iter().filter_map(|(name, known)| {
             let trouble = known.told.as_ref()?;
             Some(format!("Service {name}: {trouble}"))
@@ -292,9 +300,7 @@ impl Controller {
 
     fn role(&self, known: &Known) -> Role {
         let Seen { request, is_load_balancer, has, is_bare, given, .. } = &known.seen;
-        let is_ours = |ip: &IpAddr| {
-            given.as_ref().is_some_and(|given| given.contains(ip)) || self.balancers.pool_of(*ip).is_some()
-        };
+        let is_ours = |ip: &IpAddr| self.is_ours(known, *ip);
         match request {
             // A Service of another class may have its addresses from the controller of that class. (The API server does
             // not let a load balancer change its class.)
@@ -310,22 +316,38 @@ impl Controller {
         }
     }
 
+    /// Whether this controller gave the address to the Service, or a pool contains the address.
+    fn is_ours(&self, known: &Known, ip: IpAddr) -> bool {
+        known.seen.is_given(ip) || self.balancers.pool_of(ip).is_some()
+    }
+
     /// Adopts the addresses in the newest version of a Service, unless the controller has given it newer ones.
     fn take_over(&mut self, name: &ObjectName) {
         let Some(known) = self.services.get(name) else { return };
-        let has = &known.seen.has;
+        let (role, has) = (self.role(known), &known.seen.has);
         let knows = self.balancers.addresses(name);
         // An empty status also counts as stale: the Service gets its addresses back.
         let is_stale = has.is_empty() || known.replaced.as_ref() == Some(has);
-        let is_served = matches!(self.role(known), Role::Serves | Role::Invalid);
+        let is_served = matches!(role, Role::Serves | Role::Invalid);
         if has == knows || (is_served && is_stale) {
             return;
         }
         if has.is_empty() {
             self.balancers.release(name);
         } else {
-            self.balancers.remember(name, &has.clone());
+            let kept = if role == Role::Serves { self.kept(known) } else { has.clone() };
+            self.balancers.remember(name, &kept);
         }
+    }
+
+    /// The addresses in the status of a Service that it keeps, one of each family. If other software has added
+    /// addresses, those that the controller gave stay; otherwise those in a pool do.
+    fn kept(&self, known: &Known) -> Vec<IpAddr> {
+        let Seen { has, .. } = &known.seen;
+        let rank = |ip: &IpAddr| (!known.seen.is_given(*ip), self.balancers.pool_of(*ip).is_none());
+        let of_family = |family| has.iter().copied().filter(move |ip| Family::of(*ip) == family);
+        let stays = |ip: &IpAddr| of_family(Family::of(*ip)).min_by_key(rank) == Some(*ip);
+        has.iter().copied().filter(stays).collect()
     }
 
     fn assign(&mut self, asking: &BTreeSet<ObjectName>) {
@@ -382,10 +404,16 @@ impl Controller {
     fn write(&self, name: &ObjectName, known: &Known) -> Option<Write> {
         let wanted = self.balancers.addresses(name);
         let Seen { version, uid, has, given, .. } = &known.seen;
-        if has == wanted && given.as_deref().unwrap_or_default() == wanted {
+        // With a class, a Service may keep an address in no pool that another controller gave it.
+        let is_ours = |ip: &IpAddr| self.is_ours(known, *ip) || !has.contains(ip);
+        let ours: Vec<IpAddr> = wanted.iter().copied().filter(is_ours).collect();
+        if has == wanted && given.as_deref().unwrap_or_default() == ours {
             return None;
         }
-        let texts: Vec<String> = wanted.iter().map(ToString::to_string).collect();
+        let text = |addresses: &[IpAddr], separator: &str| {
+            addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(separator)
+        };
+        let all = text(wanted, " and ");
         let notice = |reason, note| Notice {
             service: name.clone(),
             uid: uid.clone(),
@@ -395,17 +423,18 @@ impl Controller {
         };
         // The Event recorder merges Events of one reason and keeps the first note, so this note also has the new
         // addresses.
-        let instead = if texts.is_empty() { String::new() } else { format!("; now {}", texts.join(" and ")) };
+        let instead = if wanted.is_empty() { String::new() } else { format!("; now {all}") };
         let lost = self.withdrawn(name, known);
         let lost = lost.map(|(ip, why)| notice("ClearAssignment", format!("took {ip} away: {why}{instead}")));
-        let pool = wanted.first().and_then(|ip| self.balancers.pool_of(*ip)).filter(|_| has != wanted);
-        let assigned = |pool: &Pool| format!("assigned {} from pool {:?}", texts.join(" and "), &*pool.name);
+        let is_new = wanted.iter().any(|ip| !has.contains(ip));
+        let pool = wanted.first().and_then(|ip| self.balancers.pool_of(*ip)).filter(|_| is_new);
+        let assigned = |pool: &Pool| format!("assigned {all} from pool {:?}", &*pool.name);
         let got = pool.map(|pool| notice("IPAllocated", assigned(pool)));
         Some(Write {
             service: name.clone(),
             version: version.clone(),
             ingress: (has != wanted).then(|| wanted.to_vec()),
-            given: (!texts.is_empty()).then(|| texts.join(",")),
+            given: (!ours.is_empty()).then(|| text(&ours, ",")),
             notices: lost.chain(got).collect(),
         })
     }
@@ -472,16 +501,20 @@ impl Seen {
             is_load_balancer: service.spec.as_ref().is_some_and(api::ServiceSpec::is_load_balancer),
             has: ingress.iter().filter_map(|ingress| ingress.ip.as_deref()?.parse().ok()).collect(),
             is_bare: ingress.is_empty(),
-            given: metadata.annotation(GIVEN).map(addresses_of),
+            given: given_addresses(metadata),
         }
+    }
+
+    /// Whether the controller gave the address to the Service, by the annotation [`GIVEN`].
+    fn is_given(&self, ip: IpAddr) -> bool {
+        self.given.as_ref().is_some_and(|given| given.contains(&ip))
     }
 }
 
 /// The write that removes the addresses given by the controller from a Service that it no longer serves.
 fn leaving(name: &ObjectName, known: &Known) -> Write {
-    let Seen { version, has, given, .. } = &known.seen;
-    let is_ours = |ip: &IpAddr| given.as_ref().is_some_and(|given| given.contains(ip));
-    let rest: Vec<IpAddr> = has.iter().copied().filter(|ip| !is_ours(ip)).collect();
+    let Seen { version, has, .. } = &known.seen;
+    let rest: Vec<IpAddr> = has.iter().copied().filter(|ip| !known.seen.is_given(*ip)).collect();
     Write {
         service: name.clone(),
         version: version.clone(),
@@ -491,7 +524,12 @@ fn leaving(name: &ObjectName, known: &Known) -> Write {
     }
 }
 
-/// Parses the addresses in the annotation [`GIVEN`].
+/// The addresses in the annotation [`GIVEN`]; `None` without the annotation.
+pub(crate) fn given_addresses(metadata: &api::ObjectMeta) -> Option<Vec<IpAddr>> {
+    metadata.annotation(GIVEN).map(addresses_of)
+}
+
+/// Parses a value of the annotation [`GIVEN`].
 fn addresses_of(text: &str) -> Vec<IpAddr> {
     text.split(',').filter_map(|part| part.trim().parse().ok()).collect()
 }

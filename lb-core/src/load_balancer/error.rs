@@ -1,6 +1,6 @@
 //! Why a Service gets no address, and why a pool cannot be used.
 
-use std::net::IpAddr;
+use std::{fmt, net::IpAddr, sync::Arc};
 
 use super::{AddressRange, Pool, Terms};
 use crate::{family::Family, model::ObjectName};
@@ -62,7 +62,7 @@ pub enum AddressError {
 pub enum Concern {
     /// No usable pool contains the address.
     #[error(
-        "{ip} is in no pool; the Service keeps it until {}",
+        "{ip} is in no pool, so no advertisement announces it; the Service keeps it until {}",
         if *held { "there are pools and all of them can be read and used" } else { "it is deleted" }
     )]
     NoPool {
@@ -167,6 +167,36 @@ impl PoolError {
             }
         }
         None
+    }
+}
+
+/// Maximum number of addresses that the text of a [`NodesInPool`] names.
+const NAMED: usize = 5;
+
+/// A pool that contains addresses of nodes. Its other addresses are given as usual.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodesInPool {
+    /// Name of the pool.
+    pub pool: Arc<str>,
+    /// The addresses of nodes in the pool, each with the name of its node, in ascending order; at least one.
+    pub nodes: Vec<(IpAddr, Arc<str>)>,
+}
+
+impl fmt::Display for NodesInPool {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pool, nodes } = self;
+        let texts: Vec<String> =
+            nodes.iter().take(NAMED).map(|(ip, node)| format!("{ip} ({node})")).collect();
+        let more = match nodes.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        write!(
+            formatter,
+            "pool {pool:?} contains addresses of Nodes: {}{more}; a Service gets such an address only if it names it: take \
+             them out of the pool",
+            texts.join(", ")
+        )
     }
 }
 

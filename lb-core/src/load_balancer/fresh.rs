@@ -1,11 +1,11 @@
-//! Finds fresh addresses in pools: those that no Service has had since the agent started.
+//! Finds fresh addresses in pools: those that no Service has had since the agent started, and no node has.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{AddressRange, Pool};
 
-/// For each range, the lowest address that no Service has had since the agent started and that the pool does not
-/// exclude (`avoidBuggyIPs`).
+/// For each range, the lowest address that no Service has had since the agent started, that no node has, and that the
+/// pool does not exclude (`avoidBuggyIPs`).
 ///
 /// An address that was given once is never fresh again, so that each search begins where the last one ended: while the
 /// pools stay the same, assigning all addresses of a range costs as many steps as it has addresses.
@@ -19,24 +19,25 @@ pub(super) struct Fresh {
 }
 
 impl Fresh {
-    /// Searches all ranges of the pools again. `was_given` says whether a Service has or had an address.
-    pub(super) fn set_pools(&mut self, pools: &[Pool], was_given: impl Fn(IpAddr) -> bool) {
+    /// Searches all ranges of the pools again. `is_excluded` says whether a Service has or had an address, or a node has
+    /// it.
+    pub(super) fn set_pools(&mut self, pools: &[Pool], is_excluded: impl Fn(IpAddr) -> bool) {
         self.lowest.clear();
         for pool in pools {
             for range in &pool.ranges {
-                self.search(pool, *range, range.addresses(), &was_given);
+                self.search(pool, *range, range.addresses(), &is_excluded);
             }
         }
     }
 
     /// Records that a Service got the address, and finds the next fresh one of its range.
-    pub(super) fn given(&mut self, pools: &[Pool], ip: IpAddr, was_given: impl Fn(IpAddr) -> bool) {
+    pub(super) fn given(&mut self, pools: &[Pool], ip: IpAddr, is_excluded: impl Fn(IpAddr) -> bool) {
         let ranges = pools.iter().flat_map(|pool| pool.ranges.iter().map(move |range| (pool, *range)));
         let found = ranges.into_iter().find(|(_, range)| range.contains(ip));
         if let Some((pool, range)) = found
             && self.lowest.get(&range) == Some(&ip)
         {
-            self.search(pool, range, range.addresses_above(ip), was_given);
+            self.search(pool, range, range.addresses_above(ip), is_excluded);
         }
     }
 
@@ -50,14 +51,14 @@ impl Fresh {
         pool: &Pool,
         range: AddressRange,
         mut addresses: impl Iterator<Item = IpAddr>,
-        was_given: impl Fn(IpAddr) -> bool,
+        is_excluded: impl Fn(IpAddr) -> bool,
     ) {
         let found = addresses.find(|ip| {
             #[cfg(test)]
             {
                 self.steps += 1;
             }
-            !pool.avoids(*ip) && !was_given(*ip)
+            !pool.avoids(*ip) && !is_excluded(*ip)
         });
         match found {
             Some(ip) => self.lowest.insert(range, ip),

@@ -18,14 +18,16 @@ mod tests;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use lb_common::FrontendKind;
 
+pub(crate) use self::controller::given_addresses;
 use self::fresh::Fresh;
 pub use self::{
     controller::{Controller, GIVEN, Notice, Pass, Write},
-    error::{AddressError, Concern, PoolError, Trouble},
+    error::{AddressError, Concern, NodesInPool, PoolError, Trouble},
     pool::{INTERNAL, Namespaces, Pool, PoolUsage},
     range::{AddressRange, RangeError},
     reassign::Withdrawal,
@@ -43,6 +45,8 @@ use crate::{family::Family, model::ObjectName, plan::Contents};
 pub struct LoadBalancers {
     /// The usable pools, in the order in which they are tried for Services that name no pool.
     pools: Vec<Pool>,
+    /// The addresses of nodes, each with the name of its node. Pools give them only to Services that name them.
+    nodes: BTreeMap<IpAddr, Arc<str>>,
     namespaces: Namespaces,
     /// For each address, the Services that have it, with their terms for sharing. The terms are `None` for a remembered
     /// Service that has not requested addresses yet.
@@ -57,7 +61,7 @@ pub struct LoadBalancers {
     releases: u64,
     /// Addresses that no Service has had yet, which are given before released ones.
     fresh: Fresh,
-    /// Number of releases, and of changes of terms, pools, namespaces or the setting `reassign`, so far.
+    /// Number of releases, and of changes of terms, pools, nodes, namespaces or the setting `reassign`, so far.
     changes: u64,
     /// Whether Services lose addresses that the pools no longer allow.
     reassign: bool,
@@ -85,9 +89,31 @@ impl LoadBalancers {
         used.sort_by_key(Pool::order);
         self.pools = used;
         self.all_pools_used = errors.is_empty();
-        self.fresh.set_pools(&self.pools, was_given(&self.holders, &self.released));
+        self.search();
         self.changes += 1;
         errors
+    }
+
+    /// Replaces the addresses of nodes, each with the name of its node. Only a Service that names such an address gets
+    /// it, because the machines of the network then reach the Service in place of the node. Services keep their
+    /// addresses.
+    pub fn set_nodes(&mut self, nodes: BTreeMap<IpAddr, Arc<str>>) {
+        if self.nodes != nodes {
+            self.nodes = nodes;
+            self.search();
+            self.changes += 1;
+        }
+    }
+
+    /// The usable pools that contain addresses of nodes.
+    pub fn pools_with_nodes(&self) -> Vec<NodesInPool> {
+        let in_pool = |pool: &Pool| {
+            let nodes = self.nodes.iter().filter(|(ip, _)| pool.has(**ip));
+            nodes.map(|(ip, node)| (*ip, Arc::clone(node))).collect::<Vec<_>>()
+        };
+        let with_nodes = self.pools.iter().map(|pool| (&pool.name, in_pool(pool)));
+        let with_nodes = with_nodes.filter(|(_, nodes)| !nodes.is_empty());
+        with_nodes.map(|(pool, nodes)| NodesInPool { pool: Arc::clone(pool), nodes }).collect()
     }
 
     /// Replaces the labels of namespaces, by which pools admit Services.
@@ -413,8 +439,9 @@ impl LoadBalancers {
                 fresh.into_iter().chain(shared).min()
             };
             let released = || {
-                let free =
-                    self.released.iter().filter(|(ip, _)| Family::of(**ip) == *family && pool.has(**ip));
+                let is_free =
+                    |ip: &IpAddr| Family::of(*ip) == *family && pool.has(*ip) && !self.nodes.contains_key(ip);
+                let free = self.released.iter().filter(|(ip, _)| is_free(ip));
                 free.min_by_key(|(_, number)| **number).map(|(ip, _)| *ip)
             };
             ranges.into_iter().find_map(lowest).or_else(released)
@@ -427,7 +454,9 @@ impl LoadBalancers {
         // Without a sharing key, the Service shares no address. Most Services have none and need no search.
         request.terms.key.as_ref()?;
         let held = self.holders.range(range.first()..=range.last()).map(|(ip, _)| *ip);
-        held.into_iter().find(|ip| !pool.avoids(*ip) && self.is_free(request, *ip))
+        let suits =
+            |ip: &IpAddr| !pool.avoids(*ip) && !self.nodes.contains_key(ip) && self.is_free(request, *ip);
+        held.into_iter().find(suits)
     }
 
     /// Gives these addresses to the Service, and releases its other addresses.
@@ -444,7 +473,8 @@ impl LoadBalancers {
         for ip in now {
             self.released.remove(&ip);
             self.hold(ip, service, terms);
-            self.fresh.given(&self.pools, ip, was_given(&self.holders, &self.released));
+            let is_excluded = is_excluded(&self.holders, &self.released, &self.nodes);
+            self.fresh.given(&self.pools, ip, is_excluded);
         }
     }
 
@@ -454,6 +484,12 @@ impl LoadBalancers {
         if earlier.is_some_and(|earlier| earlier.as_ref() != terms) {
             self.changes += 1;
         }
+    }
+
+    /// Finds the fresh addresses of all pools again.
+    fn search(&mut self) {
+        let is_excluded = is_excluded(&self.holders, &self.released, &self.nodes);
+        self.fresh.set_pools(&self.pools, is_excluded);
     }
 
     fn leave(&mut self, ip: IpAddr, service: &ObjectName) {
@@ -468,9 +504,13 @@ impl LoadBalancers {
     }
 }
 
-/// Returns a function that says whether any Service has, or has had, the address in its argument.
-fn was_given<H>(holders: &BTreeMap<IpAddr, H>, released: &BTreeMap<IpAddr, u64>) -> impl Fn(IpAddr) -> bool {
-    |ip| holders.contains_key(&ip) || released.contains_key(&ip)
+/// Returns a function that says whether any Service has, or has had, the address in its argument, or a node has it.
+fn is_excluded<H, N>(
+    holders: &BTreeMap<IpAddr, H>,
+    released: &BTreeMap<IpAddr, u64>,
+    nodes: &BTreeMap<IpAddr, N>,
+) -> impl Fn(IpAddr) -> bool {
+    |ip| holders.contains_key(&ip) || released.contains_key(&ip) || nodes.contains_key(&ip)
 }
 
 /// The load balancers' addresses that an earlier run of the agent left in the maps.

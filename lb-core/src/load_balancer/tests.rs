@@ -93,9 +93,15 @@ fn pools_are_asked_by_priority_then_by_name_and_not_without_auto_assign() {
         pool("second", json!({"addresses": ["192.0.2.3/32"], "serviceAllocation": {"priority": 20}})),
         pool("first", json!({"addresses": ["192.0.2.4/32"], "serviceAllocation": {"priority": 10}})),
         pool("manual", json!({"addresses": ["192.0.2.5/32"], "autoAssign": false})),
+        // Of two pools with the same priority, the one whose name sorts first.
+        pool("fourth", json!({"addresses": ["192.0.2.7/32"], "serviceAllocation": {"priority": 30}})),
+        pool("a-third", json!({"addresses": ["192.0.2.8/32"], "serviceAllocation": {"priority": 30}})),
     ]);
-    let order: Vec<String> = (0..5).map(|n| given(&mut all, &request(&format!("s{n}"), json!({})))).collect();
-    assert_eq!(order, ["192.0.2.4", "192.0.2.3", "192.0.2.2", "192.0.2.1", "192.0.2.0"]);
+    let order: Vec<String> = (0..7).map(|n| given(&mut all, &request(&format!("s{n}"), json!({})))).collect();
+    assert_eq!(
+        order,
+        ["192.0.2.4", "192.0.2.3", "192.0.2.8", "192.0.2.7", "192.0.2.2", "192.0.2.1", "192.0.2.0"]
+    );
     assert!(refused(&mut all, &request("more", json!({}))).contains("no free address"));
     let named = annotated("named", json!({"metallb.io/address-pool": "manual"}));
     assert_eq!(given(&mut all, &named), "192.0.2.5");
@@ -167,6 +173,28 @@ fn usage_leaves_out_avoided_addresses_that_services_keep() {
     assert_eq!(used(&all), (4, 4));
     all.set_pools(vec![pool("a", json!({"addresses": addresses, "avoidBuggyIPs": true}))], &[]);
     assert_eq!(used(&all), (2, 2));
+}
+
+#[test]
+fn buggy_addresses_are_those_of_ipv4_only() {
+    let spec = json!({"addresses": ["2001:db8::ff-2001:db8::100"], "avoidBuggyIPs": true});
+    let mut all = with_pools(vec![pool("a", spec)]);
+    let v6 = |name| request(name, json!({"spec": {"clusterIPs": ["fd00::1"]}}));
+    assert_eq!(all.usage()[0].total, 2);
+    assert_eq!([given(&mut all, &v6("web")), given(&mut all, &v6("db"))], ["2001:db8::ff", "2001:db8::100"]);
+}
+
+#[test]
+fn empty_annotation_hides_the_one_with_the_old_prefix() {
+    let old = ("metallb.universe.tf/loadBalancerIPs", "192.0.2.8");
+    for (new, named) in
+        [(None, vec!["192.0.2.8"]), (Some(""), vec![]), (Some("192.0.2.9"), vec!["192.0.2.9"])]
+    {
+        let new = new.map(|text| ("metallb.io/loadBalancerIPs", text));
+        let annotations: BTreeMap<_, _> = new.into_iter().chain([old]).collect();
+        let addresses = annotated("web", json!(annotations)).addresses;
+        assert_eq!(addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), named);
+    }
 }
 
 #[test]
@@ -537,6 +565,55 @@ fn reassign_moves_no_service_while_a_pool_cannot_be_used_or_none_exists() {
         all.set_reassign(true, true);
         assert_eq!(given(&mut all, &web), "198.51.100.0", "all pools can be read and used");
     }
+}
+
+#[test]
+fn addresses_of_nodes_are_given_only_to_services_that_name_them() {
+    let mut all = with_pools(vec![of_range("a", "192.0.2.1-192.0.2.5")]);
+    let [web, db, more] = ["web", "db", "more"].map(|name| request(name, json!({})));
+    assert_eq!(given(&mut all, &web), "192.0.2.1");
+    let nodes = |last: &[u8]| -> BTreeMap<IpAddr, Arc<str>> {
+        let node = |last: &u8| (IpAddr::from([192, 0, 2, *last]), format!("node-{last}").into());
+        last.iter().map(node).collect()
+    };
+    // The first node has the address of a Service, which keeps it.
+    all.set_nodes(nodes(&[1, 2, 4, 200]));
+    assert_eq!(
+        [given(&mut all, &web), given(&mut all, &db), given(&mut all, &more)],
+        ["192.0.2.1", "192.0.2.3", "192.0.2.5"]
+    );
+    let texts: Vec<String> = all.pools_with_nodes().iter().map(ToString::to_string).collect();
+    let nodes_of_pool = "192.0.2.1 (node-1), 192.0.2.2 (node-2), 192.0.2.4 (node-4); a Service gets";
+    assert!(
+        texts.len() == 1 && texts[0].starts_with("pool \"a\"") && texts[0].contains(nodes_of_pool),
+        "{texts:?}"
+    );
+    all.release(&web.service);
+    let last = request("last", json!({}));
+    assert_eq!(refused(&mut all, &last), "no free address (IPv4) in pool \"a\"", "not even a released one");
+    assert_eq!(given(&mut all, &named("named", "192.0.2.2")), "192.0.2.2");
+    let changes = all.changes();
+    all.set_nodes(nodes(&[1, 2]));
+    assert!(all.changes() > changes, "a Service that waits may get an address");
+    assert_eq!(given(&mut all, &last), "192.0.2.4");
+    all.set_nodes(nodes(&[]));
+    assert_eq!(all.pools_with_nodes(), []);
+}
+
+#[test]
+fn addresses_of_nodes_are_not_shared_by_chance() {
+    let mut all = with_pools(vec![of_range("a", "192.0.2.1-192.0.2.2")]);
+    let shared = |name: &str, port: u16, ip: Option<&str>| {
+        let metadata = json!({"annotations": {"metallb.io/allow-shared-ip": "k"}});
+        request(
+            name,
+            json!({"metadata": metadata, "spec": {"ports": [{"port": port}], "loadBalancerIP": ip}}),
+        )
+    };
+    all.set_nodes([("192.0.2.1".parse().unwrap(), "node-1".into())].into());
+    assert_eq!(given(&mut all, &shared("web", 80, Some("192.0.2.1"))), "192.0.2.1");
+    assert_eq!(given(&mut all, &shared("db", 81, None)), "192.0.2.2");
+    assert_eq!(given(&mut all, &shared("dns", 82, Some("192.0.2.1"))), "192.0.2.1");
 }
 
 #[test]

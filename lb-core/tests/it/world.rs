@@ -414,6 +414,7 @@ fn external() -> impl Strategy<Value = External> {
             source_ranges,
             policy,
             health_check_node_port,
+            ..External::default()
         },
     )
 }

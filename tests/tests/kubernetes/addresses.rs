@@ -394,6 +394,25 @@ fn pool_in_the_pod_networks_of_a_node_is_refused() {
 }
 
 #[test]
+fn addresses_of_nodes_in_a_pool_are_named_and_not_given() {
+    let world = World::new();
+    let node = |name: &str, type_: &str, address: &str| {
+        let addresses = json!([{"type": "Hostname", "address": name}, {"type": type_, "address": address}]);
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": {"addresses": addresses}})
+    };
+    world.cluster.apply(&node("n1", "InternalIP", "192.0.2.1"));
+    world.cluster.apply(&node("n2", "ExternalIP", "192.0.2.2"));
+    world.pool("192.0.2.1-192.0.2.3");
+    let agent = world.agent("a");
+    world.balancer("web");
+    world.wait_until("an address", |world| world.has("web", "192.0.2.3"));
+    let condition = "pool \"production\" contains addresses of Nodes: 192.0.2.1 (n1), 192.0.2.2 (n2);";
+    world.wait_until("a condition", |_| {
+        agent.report.borrow().conditions.iter().any(|it| it.starts_with(condition))
+    });
+}
+
+#[test]
 fn service_whose_pool_changes_gets_another_address_with_reassign() {
     let mut world = World::new();
     world.reassign = true;

@@ -293,6 +293,45 @@ fn multicast_group_that_cannot_be_joined_is_logged_once() {
     assert_eq!(times(), 1, "{}", log());
 }
 
+/// The map `SERVICES` has no room for the Service, so the node would drop the packets of clients.
+#[test]
+fn lone_node_does_not_answer_for_an_address_that_it_cannot_serve() {
+    let mut segment = Segment::new(1);
+    segment.start(&["--max-frontends", "1"]);
+    segment.advertise();
+    let list = wait_for(SOON, || Some(segment.list(1)).filter(|list| list.len() == 2));
+    let list = list.expect("the addresses should be announced");
+    assert!(list.iter().all(|it| it["node"].is_null() && it["here"] == false), "{list:?}");
+    assert_eq!((segment.arping(0, VIP), segment.ndisc(0, VIP6)), (BTreeSet::new(), BTreeSet::new()));
+    let conditions = conditions(&segment);
+    assert!(conditions.iter().any(|it| it.contains("--max-frontends")), "{conditions:?}");
+}
+
+/// The multicast groups for IPv6 that the device `eth0` of a node receives.
+fn groups(node: &Netns) -> String {
+    let output = node.command("ip").args(["-6", "maddress", "show", "dev", "eth0"]).output().expect("ip");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A network card or a switch may drop solicitations to a group that the node has not joined. Each candidate joins,
+/// because it may have to announce at any time.
+#[test]
+fn candidates_receive_the_solicited_node_group_until_the_address_is_withdrawn() {
+    const GROUP: &str = "ff02::1:ff00:6d";
+    let mut segment = Segment::new(3);
+    let members = segment.members();
+    segment.start(&members.iter().map(String::as_str).collect::<Vec<_>>());
+    let have_joined = |segment: &Segment, expected: bool| {
+        let all = segment.nodes.iter().all(|node| groups(node).contains(GROUP) == expected);
+        all.then_some(())
+    };
+    assert!(have_joined(&segment, false).is_some(), "nothing is announced");
+    segment.advertise();
+    wait_for(SOON, || have_joined(&segment, true)).expect("all candidates join the group");
+    segment.folders.iter().for_each(|folder| folder.remove("advertisement").unwrap());
+    wait_for(SOON, || have_joined(&segment, false)).expect("all nodes leave the group");
+}
+
 #[test]
 fn claim_of_another_machine_silences_the_node() {
     let mut segment = Segment::new(1);

@@ -1,5 +1,7 @@
 //! The kinds of objects that the load balancer controller watches.
 
+use std::net::IpAddr;
+
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1 as core;
 use lb_core::{
@@ -13,7 +15,7 @@ use serde::Deserialize;
 use super::super::{
     kind::{Keyed, Kind},
     metallb::MetalLb,
-    node::pod_cidrs,
+    node::{all_ips, pod_cidrs},
     watched::Read,
 };
 
@@ -66,22 +68,31 @@ impl Keyed for Namespace {
     }
 }
 
-/// A Node object, of which the controller needs only the networks of its pods.
+/// A Node object, of which the controller needs only the addresses of the node and of its pods.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
-pub(super) struct NodeOfPods(api::Node);
+pub(super) struct AnyNode(api::Node);
 
-impl Read for NodeOfPods {
+/// The addresses of a node and of its pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NodeAddresses {
+    /// Each `InternalIP` and `ExternalIP`: pools give none of them to a Service that does not name it.
+    pub(super) own: Vec<IpAddr>,
+    /// The networks of the node's pods, which no pool may overlap.
+    pub(super) pods: Vec<IpNet>,
+}
+
+impl Read for AnyNode {
     type Schema = core::Node;
 }
 
-impl Keyed for NodeOfPods {
+impl Keyed for AnyNode {
     const NAME: &str = "Node";
     const NAMESPACED: bool = false;
-    type Content = Vec<IpNet>;
+    type Content = NodeAddresses;
 
     fn content(&self, _name: &ObjectName) -> Result<Converted<Self::Content>, ConvertError> {
-        Ok(pod_cidrs(&self.0).into())
+        Ok(NodeAddresses { own: all_ips(&self.0).collect(), pods: pod_cidrs(&self.0) }.into())
     }
 }
 

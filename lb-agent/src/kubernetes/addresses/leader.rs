@@ -4,6 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     future,
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -29,7 +30,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     AddressOptions, AddressReport, Term,
-    kinds::{AnyService, Namespace, NodeOfPods},
+    kinds::{AnyNode, AnyService, Namespace, NodeAddresses},
     retry::Retries,
     update,
 };
@@ -114,10 +115,10 @@ struct Leader<'a> {
     /// The watch of Services; `None` until there is a pool.
     services: Option<Watch<AnyService>>,
     namespaces: Option<Watch<Namespace>>,
-    /// The watch of Nodes, which name the networks of their pods; no pool may overlap these networks.
-    nodes: Option<Watch<NodeOfPods>>,
-    /// The networks of the pods of each Node.
-    pod_networks: BTreeMap<ObjectName, Vec<IpNet>>,
+    /// The watch of Nodes, which name their addresses and the networks of their pods.
+    nodes: Option<Watch<AnyNode>>,
+    /// The addresses of each Node and of its pods.
+    node_addresses: BTreeMap<ObjectName, NodeAddresses>,
     /// The zero of the controller's clock.
     start: Instant,
     /// When the pools will have been unchanged for [`QUIET`]; `None` once they have been.
@@ -150,7 +151,7 @@ impl<'a> Leader<'a> {
             services: None,
             namespaces: None,
             nodes: None,
-            pod_networks: BTreeMap::new(),
+            node_addresses: BTreeMap::new(),
             start: Instant::now(),
             quiet_at: None,
             retries: Retries::default(),
@@ -181,7 +182,7 @@ impl<'a> Leader<'a> {
                     }
                 }
                 changes = next(&mut self.nodes) => {
-                    replace(&mut self.pod_networks, changes.ok_or(ENDED)?);
+                    replace(&mut self.node_addresses, changes.ok_or(ENDED)?);
                     self.reserve();
                 }
                 Ok(()) = self.service_cidrs.changed() => self.reserve(),
@@ -199,13 +200,18 @@ impl<'a> Leader<'a> {
         }
     }
 
-    /// Tells the controller the networks (cluster IPs, pods) that no pool may overlap.
+    /// Tells the controller the networks (cluster IPs, pods) that no pool may overlap, and the addresses of Nodes.
     fn reserve(&mut self) {
         let cidrs = self.service_cidrs.borrow_and_update().clone();
-        let pods = self.pod_networks.values().flatten();
+        let pods = self.node_addresses.values().flat_map(|node| &node.pods);
         let reserved = cidrs.iter().chain(&self.options.reserved).chain(pods);
         let reserved = reserved.map(|net| (*net).into()).collect();
         self.controller.set_reserved(reserved);
+        let addresses = |(name, node): (&ObjectName, &NodeAddresses)| {
+            let name = Arc::clone(&name.name);
+            node.own.clone().into_iter().map(move |ip| (ip, Arc::clone(&name)))
+        };
+        self.controller.set_nodes(self.node_addresses.iter().flat_map(addresses).collect());
     }
 
     /// Begins to watch Services, namespaces and Nodes once there is a pool. Clusters without pools need no such

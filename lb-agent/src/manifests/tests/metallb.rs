@@ -49,7 +49,8 @@ impl Folder {
         let (advertised, (name, labels)) = (self.manifests.advertised(), node(on));
         let addresses: Vec<IpAddr> = addresses.iter().map(|address| address.parse().unwrap()).collect();
         let here = addresses.iter().copied().collect();
-        let holder = Holder { addresses, served: Families::BOTH, nodes: None, here };
+        let given = BTreeSet::new();
+        let holder = Holder { addresses, given, served: Families::BOTH, nodes: None, here };
         let holders = BTreeMap::from([(ObjectName::new("default", "web"), holder)]);
         routes(&advertised, &holders, &name, &labels).keys().map(ToString::to_string).collect()
     }

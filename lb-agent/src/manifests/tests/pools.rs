@@ -119,6 +119,8 @@ fn address_of_the_manifest_wins_and_goes_with_it() {
         (folder.load_balancer("db"), folder.load_balancer("web")),
         (vec!["192.0.2.0".into()], vec!["192.0.2.1".into()])
     );
+    let [db, web] = ["db", "web"].map(|name| folder.service(name).external.given_ips.len());
+    assert_eq!((db, web), (0, 1), "the agent gave the second one");
     folder.remove("pool.yaml").write(&[("db.yaml", &balancer("db"))]);
     assert_eq!(folder.load_balancer("db"), [""; 0]);
 }
@@ -129,6 +131,7 @@ fn address_survives_the_end_of_its_pool_and_a_restart() {
     folder.write(&[("pool.yaml", &pool("a", "198.51.100.0/30"))]);
     assert_eq!(folder.load_balancer("db"), ["192.0.2.0"]);
     assert!(folder.problems()[0].contains("192.0.2.0 is in no pool"), "{:?}", folder.problems());
+    assert_eq!(folder.service("db").external.given_ips, ["192.0.2.0".parse::<IpAddr>().unwrap()]);
     folder.remove("pool.yaml");
     assert_eq!(folder.load_balancer("db"), ["192.0.2.0"]);
 

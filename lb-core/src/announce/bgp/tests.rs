@@ -548,10 +548,86 @@ fn higher_local_preference_wins_and_is_reported() {
     assert!(texts(&warnings)[0].contains("spec.localPref"), "{warnings:?}");
 }
 
+/// What the session with the peer `name` of the objects has, between its first line and the next session.
+fn session(objects: &[Value], name: &str) -> String {
+    let found = configuration(&advertised(objects), 1080, &labels());
+    assert_eq!((texts(&found.errors), texts(&found.warnings)), (Vec::new(), Vec::new()));
+    sessions_of(&found.text("", true))[&*format!("metallb-system/{name}")].to_owned()
+}
+
+#[test]
+fn each_peer_gets_the_local_preference_of_its_own_advertisement() {
+    let objects = [
+        pool("one", &["203.0.113.0/28"]),
+        advertisement("a", json!({"localPref": 300, "peers": ["r"]})),
+        advertisement("b", json!({"localPref": 200, "peers": ["s"]})),
+        peer("r", "10.0.0.1", json!({})),
+        peer("s", "10.0.0.2", json!({})),
+    ];
+    for (name, its, others) in [("r", 300, 200), ("s", 200, 300)] {
+        let text = session(&objects, name);
+        assert!(text.contains(&format!("bgp_local_pref = {its};")), "{text}");
+        assert!(!text.contains(&format!("bgp_local_pref = {others};")), "{text}");
+    }
+}
+
+#[test]
+fn communities_of_two_advertisements_of_one_route_unite() {
+    let objects = [
+        pool("one", &["203.0.113.0/28"]),
+        advertisement("a", json!({"communities": ["64500:1", "64500:2"]})),
+        advertisement("b", json!({"communities": ["64500:2", "large:64500:3:4"]})),
+        peer("r", "10.0.0.1", json!({})),
+    ];
+    let text = session(&objects, "r");
+    let added = ["community.add((64500,1))", "community.add((64500,2))", "community.add((64500,3,4))"];
+    assert!(added.iter().all(|one| text.contains(one)), "{text}");
+    assert_eq!(text.matches("if net ~ [ 203.0.113.0/28{32,32} ]").count(), 2, "{text}");
+    assert_eq!(text.matches("accept;").count(), 1, "a route takes the communities of both: {text}");
+}
+
+#[test]
+fn name_of_a_community_comes_before_its_value_and_must_be_unique() {
+    let named = |object: &str, value: &str| {
+        let spec = json!({"communities": [{"name": "64500:1", "value": value}]});
+        self::object("Community", object, spec)
+    };
+    let objects = [
+        pool("one", &["203.0.113.0/28"]),
+        advertisement("a", json!({"communities": ["64500:1"]})),
+        peer("r", "10.0.0.1", json!({})),
+    ];
+    assert!(session(&objects, "r").contains("bgp_community.add((64500,1));"));
+    let with_name = [&objects[..], &[named("x", "64500:2")]].concat();
+    let text = session(&with_name, "r");
+    assert!(text.contains("(64500,2)") && !text.contains("(64500,1)"), "{text}");
+    let twice = [&with_name[..], &[named("y", "64500:2")]].concat();
+    let errors = texts(&configuration(&advertised(&twice), 1080, &labels()).errors);
+    let why = "several Community objects have this name";
+    assert!(matches!(&errors[..], [one] if one.contains(why)), "{errors:?}");
+}
+
+/// The widest network within 203.0.113.1-203.0.113.20 is 203.0.113.8/29.
+#[test]
+fn aggregate_of_a_range_may_be_as_wide_as_its_widest_network() {
+    for (length, fits) in [(28, false), (29, true), (32, true)] {
+        let objects = [
+            pool("one", &["203.0.113.1-203.0.113.20"]),
+            advertisement("a", json!({"aggregationLength": length})),
+            peer("r", "10.0.0.1", json!({})),
+        ];
+        let errors = texts(&configuration(&advertised(&objects), 1080, &labels()).errors);
+        let why = "the routes are wider than 203.0.113.1-203.0.113.20 of IPAddressPool one";
+        assert_eq!(errors.iter().filter(|error| error.contains(why)).count(), usize::from(!fits), "{length}");
+        assert_eq!(errors.is_empty(), fits, "{errors:?}");
+    }
+}
+
 fn holder(addresses: &[&str], nodes: Option<&[&str]>) -> Holder {
     let addresses: Vec<IpAddr> = addresses.iter().map(|address| address.parse().unwrap()).collect();
     Holder {
         here: addresses.iter().copied().collect(),
+        given: BTreeSet::new(),
         addresses,
         served: Families::BOTH,
         nodes: nodes.map(|nodes| [(); 2].map(|()| nodes.iter().map(|node| Arc::from(*node)).collect())),

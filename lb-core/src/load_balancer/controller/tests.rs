@@ -210,6 +210,43 @@ fn services_of_others_are_left_alone_and_their_addresses_are_given_to_nobody() {
 }
 
 #[test]
+fn address_that_another_controller_adds_is_removed_and_never_counts_as_given() {
+    let (ours, foreign) = (json!({"ip": "192.0.2.1"}), json!({"ip": "203.0.113.7"}));
+    for status in [json!([ours, foreign]), json!([foreign, ours])] {
+        // The pool exists, or is gone, or contains the foreign address instead.
+        for addresses in ["192.0.2.1/32", "198.51.100.0/24", "203.0.113.0/24"] {
+            let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1/32"]));
+            server.put("web", json!({}));
+            server.settle(&mut controller);
+            controller.set_pool(name("a"), Some((None, pool(&[addresses]))));
+            for mut controller in [controller, with_pool(&[addresses])] {
+                server.set_ingress("web", status.clone());
+                let events = server.settle(&mut controller);
+                assert!(!events.contains(&"web IPAllocated".to_owned()), "{events:?}");
+                assert_eq!(server.ingress("web"), "192.0.2.1", "{status} {addresses}");
+                let annotations = &server.services[&name("web")]["metadata"]["annotations"];
+                assert_eq!(annotations[GIVEN], "192.0.2.1");
+            }
+        }
+    }
+}
+
+#[test]
+fn kept_address_of_an_earlier_controller_does_not_count_as_given() {
+    let mut controller = Controller::new(Some("example.com/lb"));
+    controller.set_pool(name("a"), Some((None, pool(&["192.0.2.1/32"]))));
+    let mut server = Server::default();
+    server.put("web", json!({"loadBalancerClass": "example.com/lb"}));
+    server.set_ingress("web", json!([{"ip": "203.0.113.7"}]));
+    assert_eq!(server.settle(&mut controller), ["web PoolGone"]);
+    assert_eq!(server.ingress("web"), "203.0.113.7");
+    assert_eq!(server.services[&name("web")]["metadata"]["annotations"], json!({}));
+    controller.set_pool(name("b"), Some((None, pool_named("b", &["203.0.113.7/32"]))));
+    server.settle(&mut controller);
+    assert_eq!(server.services[&name("web")]["metadata"]["annotations"], json!({GIVEN: "203.0.113.7"}));
+}
+
+#[test]
 fn nothing_is_written_without_a_pool() {
     let (mut server, mut controller) = (Server::default(), Controller::new(None));
     server.put("web", json!({}));
@@ -271,6 +308,21 @@ fn conflict_stays_listed_while_its_write_fails_and_goes_with_a_deleted_service()
     server.services.remove(&name("new"));
     server.show(&mut controller);
     assert_eq!(controller.conditions(), [""; 0]);
+}
+
+#[test]
+fn service_that_begins_to_require_both_families_of_a_pool_with_one_keeps_its_address() {
+    let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1/32"]));
+    server.put("web", json!({"ipFamilyPolicy": "SingleStack"}));
+    server.settle(&mut controller);
+    server.put("web", json!({"ipFamilyPolicy": "RequireDualStack", "clusterIPs": ["10.96.0.1", "fd00::1"]}));
+    assert_eq!(server.settle(&mut controller), ["web AllocationFailed"]);
+    assert_eq!(server.ingress("web"), "192.0.2.1");
+    let conditions = controller.conditions();
+    assert!(conditions[0].ends_with("; the Service keeps the address that it has"), "{conditions:?}");
+    controller.set_pool(name("a"), Some((None, pool(&["192.0.2.1/32", "2001:db8::1/128"]))));
+    assert_eq!(server.settle(&mut controller), ["web IPAllocated"]);
+    assert_eq!(server.ingress("web"), "192.0.2.1,2001:db8::1");
 }
 
 #[test]
