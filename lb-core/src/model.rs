@@ -353,6 +353,8 @@ pub struct Policy {
     pub node_name: Arc<str>,
     /// `--masquerade-all`: whether every client of a cluster IP is masqueraded.
     pub masquerade_all: bool,
+    /// `--ignore-external-ips`: whether no external IP ([`External::ips`]) is served.
+    pub ignore_external_ips: bool,
     /// `--scheduler`: the scheduler of Services without the annotation `lb.dev/scheduler`.
     pub scheduler: Scheduler,
     /// Parameters of Maglev tables: `--maglev-seed`, and `--maglev-table-size` for Services without the annotation

@@ -118,7 +118,7 @@ impl World {
         flag(
             !internal
                 && key.port >= 1024
-                && (service.external.load_balancer_ips.iter().chain(&service.external.ips))
+                && (service.external.load_balancer_ips.iter().chain(external_ips(service, node)))
                     .any(|address| node.addresses.own.contains(address)),
             service_flags::SYN_ONLY,
         );
@@ -228,6 +228,11 @@ fn best<'a>(versions: &[&'a Endpoint]) -> Option<&'a Endpoint> {
     versions.iter().max_by_key(order).copied()
 }
 
+/// The external IPs of a Service that the node serves.
+fn external_ips<'a>(service: &'a Service, node: &Node) -> &'a [IpAddr] {
+    if node.policy.ignore_external_ips { &[] } else { &service.external.ips }
+}
+
 /// Every address and port at which the node serves a service port, with the kind of address.
 fn places(service: &Service, port: &ServicePort, node: &Node) -> Vec<(FrontendKind, ServiceKey)> {
     let external = &service.external;
@@ -235,7 +240,7 @@ fn places(service: &Service, port: &ServicePort, node: &Node) -> Vec<(FrontendKi
     let kinds: [(FrontendKind, &[IpAddr], u16); 4] = [
         (FrontendKind::ClusterIp, &service.cluster_ips, port.port),
         (FrontendKind::LoadBalancer, &external.load_balancer_ips, port.port),
-        (FrontendKind::ExternalIp, &external.ips, port.port),
+        (FrontendKind::ExternalIp, external_ips(service, node), port.port),
         (FrontendKind::NodePort, node_ports, port.node_port.unwrap_or(0)),
     ];
     let is_left = |kind, ip: &IpAddr| kind == FrontendKind::ClusterIp && node.addresses.own.contains(ip);
@@ -502,10 +507,12 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
 pub(crate) fn policy() -> impl Strategy<Value = Policy> {
     let node_name = sample::select(vec!["x", "z", ""]);
     let scheduler = prop_oneof![3 => Just(Scheduler::Random), 1 => scheduler()];
-    (node_name, any::<bool>(), scheduler, mode()).prop_map(
-        |(node_name, masquerade_all, scheduler, north_south)| Policy {
+    let ignore_external_ips = prop::bool::weighted(0.2);
+    (node_name, any::<bool>(), ignore_external_ips, scheduler, mode()).prop_map(
+        |(node_name, masquerade_all, ignore_external_ips, scheduler, north_south)| Policy {
             node_name: node_name.into(),
             masquerade_all,
+            ignore_external_ips,
             scheduler,
             maglev: Maglev { size: TableSize::ALL[0], seed: 1 },
             north_south,
