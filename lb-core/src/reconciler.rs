@@ -201,7 +201,7 @@ impl Reconciler {
         let Contents { vips: known_vips, endpoint_labels: known_labels, .. } = self.mirror.contents();
         for service in &self.earlier {
             let all = self.frontends_of(service).collect();
-            let (labels, mut vips) = (self.present_labels(service, &all), self.present_vips(&all));
+            let (labels, mut vips) = (self.present_labels(service, &all), self.present_vips(service, &all));
             // Until `set_addresses`, only the map knows which addresses are the node's own.
             vips.iter_mut()
                 .for_each(|(address, vip)| *vip = known_vips.get(address).copied().unwrap_or(*vip));
@@ -219,7 +219,7 @@ impl Reconciler {
     fn update_kept_vips(&mut self) {
         for service in &self.earlier {
             let all = self.frontends_of(service).collect();
-            let vips = self.present_vips(&all);
+            let vips = self.present_vips(service, &all);
             self.vips.set(service, vips);
         }
     }
@@ -826,7 +826,7 @@ impl Reconciler {
                 }),
             );
         }
-        let vips = vips_of(frontends_of_ports(&owned), &self.node);
+        let vips = self.vips(service, &owned);
         let (new_vips, vips_gone) = self.vips.growth(service, &vips, &self.mirror.contents().vips);
         let demand = Demand { vips: new_vips, vips_gone, ..self.demand(service, &targets, &ranges, &steps) };
         if let Err(full) = left.take(demand) {
@@ -852,6 +852,11 @@ impl Reconciler {
             }
         }
         Some(targets.into_iter().map(|target| target.key).collect())
+    }
+
+    /// The entries of `VIPS` that a Service with these ports needs: each address once, in ascending order.
+    fn vips(&self, name: &ObjectName, ports: &[Port]) -> Vec<(IpAddr, Vip)> {
+        vips_of(frontends_of_ports(ports), self.store.foreign_ips(name), &self.node)
     }
 
     /// How many map entries a Service with these targets adds, not counting those of `VIPS` and slots of arenas, and
@@ -1094,7 +1099,7 @@ impl Reconciler {
                 Condition::LimitsFull { service, wanted, free: left.limits, slots: self.capacity.limits }
             }
             Full::Vips => {
-                let wanted = vips_of(frontends_of_ports(owned), &self.node).len();
+                let wanted = self.vips(&service, owned).len();
                 Condition::VipsFull { service, wanted, free: left.vips, slots: self.capacity.vips }
             }
         }
@@ -1184,17 +1189,20 @@ impl Reconciler {
 
     /// Lets a Service keep the entries of `VIPS` and `ENDPOINT_NAMES` that its `kept` frontends in the maps need.
     fn keep_addresses(&mut self, service: &ObjectName, kept: &BTreeSet<ServiceKey>) {
-        let (labels, vips) = (self.present_labels(service, kept), self.present_vips(kept));
+        let (labels, vips) = (self.present_labels(service, kept), self.present_vips(service, kept));
         self.labels.set(service, labels);
         self.vips.set(service, vips);
     }
 
-    /// The entries of `VIPS` that these frontends in the maps need: each address once, in ascending order.
-    fn present_vips(&self, frontends: &BTreeSet<ServiceKey>) -> Vec<(IpAddr, Vip)> {
+    /// The entries of `VIPS` that these frontends of a Service in the maps need and, if another proxy serves the
+    /// Service, the entries of its cluster IPs: each address once, in ascending order.
+    fn present_vips(&self, service: &ObjectName, frontends: &BTreeSet<ServiceKey>) -> Vec<(IpAddr, Vip)> {
         let kinds = self.valid_records(frontends).filter_map(|(key, record)| {
             Some((IpAddr::from(key.address), FrontendKind::try_from(record.kind).ok()?))
         });
-        vips_of(kinds, &self.node)
+        let known = &self.mirror.contents().vips;
+        let foreign = self.store.foreign_ips(service).filter(|address| known.contains_key(address));
+        vips_of(kinds, foreign, &self.node)
     }
 
     /// The entries of `ENDPOINT_NAMES` that these frontends of a Service in the maps need: each address once, in
