@@ -36,6 +36,7 @@ mod supervisor;
 mod sync_log;
 mod tasks;
 mod traffic;
+mod waiting;
 mod writer;
 
 use std::{thread, time::Duration};

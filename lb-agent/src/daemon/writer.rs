@@ -38,6 +38,7 @@ use super::{
     published::Published,
     state::{Progress, State},
     sync_log::SyncLog,
+    waiting::Waiting,
 };
 use crate::{
     announce::{HolderMap, bgp::Completeness},
@@ -115,6 +116,7 @@ pub(super) struct Writer {
     started: Instant,
     /// The conditions of the last report. Only conditions that are not among them are logged.
     logged: BTreeSet<String>,
+    waiting: Waiting,
     /// Whether the prober has got targets, perhaps none.
     has_targets: bool,
 }
@@ -168,6 +170,7 @@ impl Writer {
             grace: None,
             started: Instant::now(),
             logged: BTreeSet::new(),
+            waiting: Waiting::default(),
             has_targets: false,
         }
     }
@@ -439,6 +442,9 @@ impl Writer {
             self.metrics.set_map(map, used, capacity);
         }
         self.report_shortages();
+        for problem in self.waiting.update(self.reconciler.problems()) {
+            self.listeners.events.map_full(problem.service().clone(), problem.to_string());
+        }
         let problems = self.reconciler.problems().filter(|problem| problem.waits_for().is_none());
         let problems: BTreeMap<String, &Condition> = problems.map(|it| (it.to_string(), it)).collect();
         let new = problems.iter().filter(|(text, _)| !self.logged.contains(*text));
