@@ -310,7 +310,8 @@ pub mod backend_flags {
 }
 
 /// Value of `VIPS`: how to treat packets to an address of a Service at a port that no Service has. Addresses of the
-/// node itself are also in the map, without flags: the stack gets the packets to their other ports.
+/// node itself are also in the map, without flags: the stack gets the packets to their other ports. So are cluster IPs
+/// that another proxy serves: that proxy gets the packets.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Vip {

@@ -73,6 +73,9 @@ impl fmt::Display for ServicePortName {
 pub struct Service {
     /// The cluster IPs, `spec.clusterIPs`, at most one of each family.
     pub cluster_ips: Vec<IpAddr>,
+    /// Whether another proxy serves the Service. If so, `cluster_ips` is the only other field that is set: the node
+    /// leaves packets to these addresses untouched.
+    pub is_foreign: bool,
     /// The ports, `spec.ports`, in their order.
     pub ports: Vec<ServicePort>,
     /// Timeout of `ClientIP` affinity in seconds, `spec.sessionAffinityConfig.clientIP.timeoutSeconds`; `None` without
@@ -356,6 +359,8 @@ pub struct Policy {
     pub node_name: Arc<str>,
     /// `--masquerade-all`: whether every client of a cluster IP is masqueraded.
     pub masquerade_all: bool,
+    /// `--ignore-external-ips`: whether no external IP ([`External::ips`]) is served.
+    pub ignore_external_ips: bool,
     /// `--scheduler`: the scheduler of Services without the annotation `lb.dev/scheduler`.
     pub scheduler: Scheduler,
     /// Parameters of Maglev tables: `--maglev-seed`, and `--maglev-table-size` for Services without the annotation
@@ -408,8 +413,7 @@ impl NodeAddresses {
 /// A change of an object, from a source to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The Service now has this content; `None` if it was deleted, has no virtual addresses, or is served by another
-    /// proxy.
+    /// The Service now has this content; `None` if it was deleted or has no virtual addresses.
     Service(ObjectName, Option<Service>),
     /// The EndpointSlice now has this content; `None` if it was deleted, or if the proxy does not need it, for example
     /// because its Service is headless. The name is that of the slice.

@@ -88,12 +88,14 @@ pub(crate) fn frontends_of_ports(ports: &[Port]) -> impl Iterator<Item = (IpAddr
 
 /// The flags of the virtual addresses of a Service with these frontends: each address once, in ascending order. An
 /// address of the node itself gets no flags, so that the programs pass a packet to the node's stack if no Service has
-/// the packet's destination port.
+/// the packet's destination port. The `foreign` addresses, which another proxy serves, get no flags either: the programs
+/// leave packets to them untouched. Without an entry, they would drop these as packets to an unassigned cluster IP.
 pub(crate) fn vips_of(
     frontends: impl Iterator<Item = (IpAddr, FrontendKind)>,
+    foreign: impl Iterator<Item = IpAddr>,
     node: &Node,
 ) -> Vec<(IpAddr, Vip)> {
-    let mut vips: BTreeMap<IpAddr, Vip> = BTreeMap::new();
+    let mut vips: BTreeMap<IpAddr, Vip> = foreign.map(|address| (address, Vip { flags: 0 })).collect();
     for (address, kind) in frontends.filter(|(_, kind)| *kind != FrontendKind::NodePort) {
         let flags = match kind {
             _ if node.addresses.is_own(&address) => 0,

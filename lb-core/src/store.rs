@@ -47,6 +47,17 @@ impl Store {
         self.services.get(name).map(AsRef::as_ref)
     }
 
+    /// All Services, sorted by their names.
+    pub fn services(&self) -> impl Iterator<Item = (&ObjectName, &Service)> {
+        self.services.iter().map(|(name, service)| (name, &**service))
+    }
+
+    /// The cluster IPs of a Service that another proxy serves; none if this node serves it.
+    pub(crate) fn foreign_ips(&self, name: &ObjectName) -> impl Iterator<Item = IpAddr> {
+        let foreign = self.service(name).filter(|service| service.is_foreign);
+        foreign.into_iter().flat_map(|service| service.cluster_ips.iter().copied())
+    }
+
     /// The EndpointSlices of a Service, sorted by their names.
     pub fn slices(&self, service: &ObjectName) -> Vec<EndpointSlice> {
         self.stored_slices(service).iter().map(|slice| slice.read(service)).collect()

@@ -197,6 +197,9 @@ settings! {
         /// [default: none]
         "deny-source" "LB_AGENT_DENY_SOURCE" "denySource"
         deny_source: Option<Vec<String>> | Option<List>, (value_name = "CIDR", num_args = 1.., value_delimiter = ',');
+        /// Do not serve external IPs (spec.externalIPs), which any user who may edit a Service can set to any address
+        "ignore-external-ips" "LB_AGENT_IGNORE_EXTERNAL_IPS" "ignoreExternalIPs"
+        ignore_external_ips: bool | bool, ();
         /// Scheduler of Services without the annotation lb.dev/scheduler: random, rr, wrr, lc, wlc, sed, nq, sh, dh or
         /// mh [default: random]
         "scheduler" "LB_AGENT_SCHEDULER" "scheduler"
@@ -527,8 +530,9 @@ mod tests {
 
     /// Flags whose alias, the second key that the configuration file accepts, is not the flag in plain camelCase; each
     /// with its alias.
-    const OF_KUBE_PROXY: [(&str, &str); 3] = [
+    const OF_KUBE_PROXY: [(&str, &str); 4] = [
         ("cluster-cidr", "clusterCIDR"),
+        ("ignore-external-ips", "ignoreExternalIPs"),
         ("nodeport-addresses", "nodePortAddresses"),
         ("service-cluster-ip-range", "serviceClusterIPRange"),
     ];
@@ -581,9 +585,14 @@ mod tests {
                 None,
                 "syn-retries" | "announce-port" | "announce-table" | "dns-intercept-port" | "dns-rate-limit",
             ) => "2".to_owned(),
-            (None, "masquerade-all" | "load-balancer-controller" | "load-balancer-reassign" | "announce") => {
-                "true".to_owned()
-            }
+            (
+                None,
+                "masquerade-all"
+                | "ignore-external-ips"
+                | "load-balancer-controller"
+                | "load-balancer-reassign"
+                | "announce",
+            ) => "true".to_owned(),
             (None, _) => "x".to_owned(),
         }
     }

@@ -24,6 +24,7 @@ impl Config {
             "clusterCIDR": cluster_cidr,
             "detectLocal": { "bridgeInterface": bridge, "interfaceNamePrefix": prefix },
             "detectLocalMode": mode,
+            "featureGates": { kube_proxy::EXTERNAL_IPS_GATE: !self.ignore_external_ips },
             "healthzBindAddress": address(self.healthz),
             "hostnameOverride": self.node_name,
             "iptables": { "localhostNodePorts": true, "masqueradeAll": self.masquerade_all },

@@ -92,6 +92,7 @@ impl Config {
             ("masquerade-ports", format!("{}-{}", ports.start(), ports.end())),
             ("nodeport-addresses", node_ports),
             ("deny-source", list(&self.denied_sources)),
+            ("ignore-external-ips", self.ignore_external_ips.to_string()),
             ("scheduler", self.scheduler.to_string()),
             ("maglev-table-size", self.maglev.size.to_string()),
             ("maglev-seed", self.maglev.seed.to_string()),
@@ -253,7 +254,7 @@ mod tests {
             "--nodeport-addresses=192.0.2.0/24 --max-connections=1000 --metrics-bind-address= --masquerade-ports=1024-2047",
             "--scheduler=wlc --maglev-table-size=251 --maglev-seed=7 --max-table-slots=1000",
             "--north-south-mode=hybrid --dsr-encapsulation=gue --dsr-peers=192.0.2.0/24,2001:db8::/64",
-            "--deny-source=192.0.2.0/24,2001:db8::/64",
+            "--deny-source=192.0.2.0/24,2001:db8::/64 --ignore-external-ips",
             "--flow-log=unix:/run/flows --flow-log-sample=0.25 --flow-log-services=annotated --flow-log-keep=0",
             "--dns-bind-address=192.0.2.1,[2001:db8::1]:5353 --cluster-domain=Example. --dns-upstream=192.0.2.53",
             "--dns-intercept=kube-system/kube-dns --dns-intercept-port=9054",
@@ -266,7 +267,11 @@ mod tests {
             let config = config(&given);
             let told = config.flagz().into_iter().filter_map(|(flag, value)| match (flag, &*value) {
                 (
-                    "masquerade-all" | "load-balancer-controller" | "load-balancer-reassign" | "announce",
+                    "masquerade-all"
+                    | "ignore-external-ips"
+                    | "load-balancer-controller"
+                    | "load-balancer-reassign"
+                    | "announce",
                     switch,
                 ) => (switch == "true").then(|| format!("--{flag}")),
                 ("metrics-bind-address", "") => Some("--metrics-bind-address=".to_owned()),

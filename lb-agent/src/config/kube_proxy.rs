@@ -4,6 +4,8 @@
 //! decodes strictly, and leniently if that fails. The agent also warns of fields that request something that it does
 //! not do.
 
+use std::collections::BTreeMap;
+
 use lb_common::Scheduler;
 use serde::Deserialize;
 use serde_json::Value;
@@ -14,6 +16,10 @@ use crate::cli::{DetectLocalMode, FileSettings, List, LogFormat};
 pub(super) const KIND: &str = "KubeProxyConfiguration";
 /// The only `apiVersion` of kube-proxy's configuration file that the agent supports.
 pub(super) const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
+
+/// The feature gate without which kube-proxy serves no external IPs; it is on by default. The agent ignores all other
+/// gates.
+pub(super) const EXTERNAL_IPS_GATE: &str = "AllowServiceExternalIPs";
 
 /// The lowest `logging.verbosity` that sets the agent's log level to debug: kube-proxy logs details at that verbosity.
 const DEBUG_VERBOSITY: u32 = 4;
@@ -35,7 +41,6 @@ const WITHOUT_EFFECT: &[(&str, &[&str])] = &[
     ("conntrack.udpStreamTimeout", &[]),
     ("conntrack.udpTimeout", &[]),
     ("enableProfiling", &[]),
-    ("featureGates", &[]),
     ("iptables.masqueradeBit", &["14"]),
     ("iptables.minSyncPeriod", &["1s"]),
     ("iptables.snatNodeInternalIP", &[]),
@@ -73,6 +78,7 @@ struct KubeProxyConfiguration {
     cluster_cidr: String,
     detect_local: DetectLocal,
     detect_local_mode: Option<DetectLocalMode>,
+    feature_gates: BTreeMap<String, bool>,
     healthz_bind_address: String,
     hostname_override: String,
     iptables: Iptables,
@@ -213,12 +219,21 @@ impl KubeProxyConfiguration {
         (self.mode == Mode::Ipvs).then(|| name.to_owned())
     }
 
+    /// Whether the file turns off [`EXTERNAL_IPS_GATE`]. Adds each other gate to `without_effect`, also one that is
+    /// false: its default may be true.
+    fn ignores_external_ips(&self, without_effect: &mut Vec<String>) -> bool {
+        let others = self.feature_gates.keys().filter(|gate| *gate != EXTERNAL_IPS_GATE);
+        without_effect.extend(others.map(|gate| format!("featureGates.{gate}")));
+        self.feature_gates.get(EXTERNAL_IPS_GATE) == Some(&false)
+    }
+
     /// Converts the file to the agent's settings; also returns the sorted names of the fields without effect.
     fn into_settings(self, mut without_effect: Vec<String>) -> (FileSettings, Vec<String>) {
         if self.mode == Mode::Ipvs {
             without_effect.push("mode".to_owned());
         }
         let scheduler = self.scheduler(&mut without_effect);
+        let ignore_external_ips = self.ignores_external_ips(&mut without_effect);
         if self.iptables.localhost_node_ports == Some(false) {
             without_effect.push("iptables.localhostNodePorts".to_owned());
         }
@@ -242,6 +257,7 @@ impl KubeProxyConfiguration {
                 none if none.is_empty() && nftables => Some(List::Text("primary".to_owned())),
                 addresses => (!addresses.is_empty()).then_some(List::Items(addresses)),
             },
+            ignore_external_ips,
             healthz_bind_address: said(self.healthz_bind_address),
             metrics_bind_address: said(self.metrics_bind_address),
             scheduler,
@@ -363,7 +379,8 @@ mod tests {
              detectLocal: {bridgeInterface: cni0, interfaceNamePrefix: veth}\n\
              detectLocalMode: InterfaceNamePrefix\nhealthzBindAddress: '[::]:1'\nhostnameOverride: Node-A\n\
              iptables: {masqueradeAll: true}\nlogging: {format: json, verbosity: 4}\n\
-             metricsBindAddress: 127.0.0.1\nnodePortAddresses: [192.0.2.0/24]\n",
+             metricsBindAddress: 127.0.0.1\nnodePortAddresses: [192.0.2.0/24]\n\
+             featureGates: {AllowServiceExternalIPs: false}\n",
         );
         let used = FileSettings {
             bind_address: Some("192.0.2.1".to_owned()),
@@ -379,6 +396,7 @@ mod tests {
             log_level: Some("info,lb_agent=debug,lb_datapath=debug".to_owned()),
             metrics_bind_address: Some("127.0.0.1".to_owned()),
             nodeport_addresses: Some(List::Items(vec!["192.0.2.0/24".to_owned()])),
+            ignore_external_ips: true,
             ..FileSettings::default()
         };
         assert_eq!(file, used);
@@ -424,7 +442,7 @@ mod tests {
                     winkernel: {enableDSR: true, networkName: ''}\n";
         let named = [
             "conntrack.maxPerCore",
-            "featureGates",
+            "featureGates.A",
             "iptables.localhostNodePorts",
             "ipvs.strictARP",
             "mode",
@@ -436,11 +454,26 @@ mod tests {
     }
 
     #[test]
+    fn feature_gate_turns_external_ips_off() {
+        let gates = |gates: &str| {
+            let (settings, without_effect) = parsed(&format!("featureGates: {gates}\n"));
+            (settings.ignore_external_ips, without_effect)
+        };
+        let named = |gate: &str| vec![format!("featureGates.{gate}")];
+        assert_eq!(gates("{AllowServiceExternalIPs: false}"), (true, vec![]));
+        assert_eq!(gates("{AllowServiceExternalIPs: true}"), (false, vec![]));
+        assert_eq!(gates("{AllowServiceExternalIPs: false, B: false}"), (true, named("B")));
+        assert_eq!(gates("{B: true}"), (false, named("B")));
+        assert_eq!(gates("{}"), (false, vec![]));
+    }
+
+    #[test]
     fn invalid_field_is_rejected_with_its_path() {
         for (text, wanted) in [
             ("mode: userspace\n", "mode: unknown variant `userspace`"),
             ("iptables: {masqueradeAll: 1}\n", "iptables.masqueradeAll: invalid type"),
             ("detectLocalMode: Guess\n", "detectLocalMode: unknown variant `Guess`"),
+            ("featureGates: {A: 1}\n", "featureGates.A: invalid type"),
             ("nodePortAddresses: primary\n", "nodePortAddresses: invalid type"),
         ] {
             let error = parse(&format!("{EMPTY}{text}")).unwrap_err();

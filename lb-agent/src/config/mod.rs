@@ -107,6 +107,8 @@ pub struct Config {
     pub nodeport_addresses: NodePortAddresses,
     /// Networks (`--deny-source`) whose external clients may use no Service.
     pub denied_sources: Vec<IpNet>,
+    /// Whether the agent serves no external IPs (`--ignore-external-ips`).
+    pub ignore_external_ips: bool,
     /// Scheduler of Services without an annotation that names one.
     pub scheduler: Scheduler,
     /// Size of Maglev tables, and the hash seed of the schedulers `mh`, `sh` and `dh`.
@@ -292,6 +294,7 @@ impl Config {
             masquerade_ports: check::masquerade_ports(given.masquerade_ports.as_deref())?,
             nodeport_addresses: check::nodeport_addresses(given.nodeport_addresses.as_deref())?,
             denied_sources: check::denied_sources(given.deny_source.as_deref())?,
+            ignore_external_ips: given.ignore_external_ips,
             scheduler: check::scheduler(given.scheduler.as_deref())?,
             maglev: Maglev {
                 size: check::table_size(given.maglev_table_size)?,
@@ -333,6 +336,7 @@ impl Config {
         Policy {
             node_name: self.node_name.as_str().into(),
             masquerade_all: self.masquerade_all,
+            ignore_external_ips: self.ignore_external_ips,
             scheduler: self.scheduler,
             north_south: self.north_south,
             maglev: self.maglev,

@@ -370,6 +370,7 @@ fn configz_has_the_settings_in_force_and_parses_as_a_file() {
         cluster_cidr: Some(vec!["10.0.0.0/16".into(), "fd00::/48".into()]),
         nodeport_addresses: Some(vec!["primary".into()]),
         masquerade_all: true,
+        ignore_external_ips: true,
         log_format: Some(LogFormat::Json),
         ..minimal()
     };
@@ -378,6 +379,7 @@ fn configz_has_the_settings_in_force_and_parses_as_a_file() {
     let told = &told["kubeproxy.config.k8s.io"];
     assert_eq!(told["clusterCIDR"], "10.0.0.0/16,fd00::/48");
     assert_eq!(told["healthzBindAddress"], "0.0.0.0:10256");
+    assert_eq!(told["featureGates"], serde_json::json!({"AllowServiceExternalIPs": false}));
     let again = Config::new(
         with(&file(&told.to_string())),
         RunArgs { manifests: Some("/".into()), ..RunArgs::default() },

@@ -37,6 +37,7 @@ mod supervisor;
 mod sync_log;
 mod tasks;
 mod traffic;
+mod waiting;
 mod writer;
 
 use std::{thread, time::Duration};

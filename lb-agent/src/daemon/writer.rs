@@ -32,7 +32,7 @@ use tokio::{
 };
 use tracing::{debug, error, warn};
 
-use super::{environment, memory, published::Published, state::State, sync_log::SyncLog};
+use super::{environment, memory, published::Published, state::State, sync_log::SyncLog, waiting::Waiting};
 use crate::{
     announce::{HolderMap, bgp::Completeness},
     flow_log::Policies,
@@ -108,6 +108,7 @@ pub(super) struct Writer {
     started: Instant,
     /// The conditions of the last report. Only conditions that are not among them are logged.
     logged: BTreeSet<String>,
+    waiting: Waiting,
     /// Whether the writer has sent the prober its first list of targets, which may be empty.
     has_targets: bool,
 }
@@ -161,6 +162,7 @@ impl Writer {
             grace: None,
             started: Instant::now(),
             logged: BTreeSet::new(),
+            waiting: Waiting::default(),
             has_targets: false,
         }
     }

@@ -298,7 +298,8 @@ pub enum Unlisted {
     UnknownVip,
     /// An unassigned address in a range of cluster IPs; the settings say that packets to it pass.
     Unknown,
-    /// A VIP that is no cluster IP: an address of the node or of a load balancer, or an external IP.
+    /// A VIP that is no cluster IP of this proxy: an address of the node or of a load balancer, an external IP, or a
+    /// cluster IP that another proxy serves.
     NoClusterIp,
     /// A cluster IP, at a port that no Service has.
     ClusterIp,

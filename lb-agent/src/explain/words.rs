@@ -273,7 +273,7 @@ const fn address(is: Unlisted) -> &'static str {
         Unlisted::UnknownVip => "address: in a range of cluster IPs, but no Service has it: dropped",
         Unlisted::Unknown => "address: in a range of cluster IPs, but no Service has it: left untouched",
         Unlisted::NoClusterIp => {
-            "address: of the node, of a load balancer, or an external IP, not a cluster IP: left untouched"
+            "address: of the node, of a load balancer, of another proxy's Service, or an external IP: left untouched"
         }
         Unlisted::ClusterIp => "address: a cluster IP, but no Service has this port of it",
     }

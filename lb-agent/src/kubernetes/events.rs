@@ -58,6 +58,11 @@ enum Occurrence {
         reason: &'static str,
         note: String,
     },
+    /// A map has no room for the Service, which keeps what it has.
+    MapFull {
+        service: ObjectName,
+        note: String,
+    },
     /// A notice of the load balancer controller about a Service's addresses.
     Address(Notice),
     /// Fewer voters on announcements than a majority have Nodes; the text names the voters without a Node.
@@ -89,6 +94,11 @@ impl Events {
     /// Queues a Warning about an annotation of a Service, such as `AnnotationInvalid`.
     pub(crate) fn annotation(&self, service: ObjectName, reason: &'static str, note: String) {
         self.emit(Occurrence::Annotation { service, reason, note });
+    }
+
+    /// Queues the Warning `MapFull` on a Service that waits for room in a map.
+    pub(crate) fn map_full(&self, service: ObjectName, note: String) {
+        self.emit(Occurrence::MapFull { service, note });
     }
 
     /// Queues an Event on a Service about its load balancer's address.
@@ -179,6 +189,9 @@ fn event(occurrence: &Occurrence) -> Event {
         Occurrence::Annotation { reason, note, .. } => {
             (EventType::Warning, *reason, "ReadAnnotation", Some(shortened(note)))
         }
+        Occurrence::MapFull { note, .. } => {
+            (EventType::Warning, "MapFull", "WriteMaps", Some(shortened(note)))
+        }
         Occurrence::Address(Notice { is_warning, reason, note, .. }) => {
             let type_ = if *is_warning { EventType::Warning } else { EventType::Normal };
             (type_, *reason, "AssignAddress", Some(shortened(note)))
@@ -202,7 +215,8 @@ fn regarding(occurrence: &Occurrence, node: &str) -> ObjectReference {
         Occurrence::Starting | Occurrence::VotersLost(_) => reference("Node", None, node, node.to_owned()),
         Occurrence::HealthCheckFailed { service, .. }
         | Occurrence::EndpointHealth { service, .. }
-        | Occurrence::Annotation { service, .. } => {
+        | Occurrence::Annotation { service, .. }
+        | Occurrence::MapFull { service, .. } => {
             reference("Service", Some(&service.namespace), &service.name, service.to_string())
         }
         Occurrence::Address(Notice { service, uid, .. }) => {

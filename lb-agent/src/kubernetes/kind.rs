@@ -5,7 +5,7 @@ use k8s_openapi::api::{core::v1 as core, discovery::v1 as discovery, networking:
 use kube::runtime::watcher;
 use lb_core::{
     api::{EndpointSlice, Node, ObjectMeta, Service, ServiceCidr},
-    convert::{self, ConvertError, Converted, HEADLESS, Origin, SERVICE_NAME, SERVICE_PROXY_NAME},
+    convert::{self, ConvertError, Converted, HEADLESS, Origin, SERVICE_NAME},
     family::Family,
     model::{Change, ObjectName, Trigger},
     rules,
@@ -84,9 +84,10 @@ impl<K: Keyed> Kind for K {
     }
 }
 
-/// Selects the Services that kube-proxy selects: all but headless ones and those of other proxies.
+/// Selects the Services that kube-proxy selects, which are not headless, and those of other proxies: to the programs,
+/// the cluster IP of an unknown Service would be unassigned.
 pub(super) fn services() -> watcher::Config {
-    all().labels(&format!("!{SERVICE_PROXY_NAME}")).fields("spec.clusterIP!=None")
+    all().fields("spec.clusterIP!=None")
 }
 
 /// Selects the EndpointSlices that kube-proxy selects: not those of headless Services.

@@ -1,5 +1,5 @@
 //! The watches that DNS names need: all Services, EndpointSlices and Namespaces. The proxy's own watches leave out
-//! headless Services, their slices, and the Services of other proxies.
+//! headless Services and their slices, and keep no port of the Services of other proxies.
 
 use std::{convert::Infallible, sync::Arc, time::SystemTime};
 

@@ -70,10 +70,10 @@ pub fn object_name(kind: &'static str, metadata: &ObjectMeta) -> Result<ObjectNa
     }
 }
 
-/// Converts a Service. One without virtual addresses (headless, `ExternalName`, no `clusterIP` yet), or one that
-/// another proxy serves, becomes [`Change::Service`] with `None`. Invalid external addresses, invalid source ranges and
-/// ports without a number are left out. An unknown enum value is replaced by the default of its field, or the list item
-/// that contains it is left out.
+/// Converts a Service. One without virtual addresses (headless, `ExternalName`, no `clusterIP` yet) becomes
+/// [`Change::Service`] with `None`. One that another proxy serves keeps only its cluster IPs. Invalid external
+/// addresses, invalid source ranges and ports without a number are left out. An unknown enum value is replaced by the
+/// default of its field, or the list item that contains it is left out.
 ///
 /// # Errors
 ///
@@ -83,8 +83,12 @@ pub fn service(service: &api::Service, origin: Origin) -> Result<Converted<Chang
     let name = object_name("Service", &service.metadata)?;
     let object = Object::new("Service", &name);
     let Some(spec) = &service.spec else { return Ok(Change::Service(name, None).into()) };
-    if has_label(&service.metadata, SERVICE_PROXY_NAME) || spec.is_external_name() {
+    if spec.is_external_name() {
         return Ok(Change::Service(name, None).into());
+    }
+    if has_label(&service.metadata, SERVICE_PROXY_NAME) {
+        let foreign = foreign(cluster_ips(&object, spec)?);
+        return Ok(Change::Service(name, foreign).into());
     }
     let mut left_out: Vec<ConvertError> = unknown_type(&object, spec).into_iter().collect();
     let mut ports = service_ports(&object, spec.ports.as_deref().unwrap_or_default(), &mut left_out)?;
@@ -104,8 +108,16 @@ pub fn service(service: &api::Service, origin: Origin) -> Result<Converted<Chang
         left_out.push(object.required("spec.ports", "a Service with a cluster IP needs a port"));
     }
     let settings = annotations::read(service, origin);
-    let service = Service { cluster_ips, ports, affinity_seconds, external, internal_policy, settings };
+    let is_foreign = false;
+    let service =
+        Service { cluster_ips, is_foreign, ports, affinity_seconds, external, internal_policy, settings };
     Ok(Converted { value: Change::Service(name, Some(service)), left_out })
+}
+
+/// A Service that another proxy serves at these cluster IPs; `None` if there are none.
+fn foreign(cluster_ips: Vec<IpAddr>) -> Option<Service> {
+    let has_address = !cluster_ips.is_empty();
+    has_address.then(|| Service { cluster_ips, is_foreign: true, ..Service::default() })
 }
 
 /// The error for an unknown `spec.type`; the Service is served as with `ClusterIP`.

@@ -58,14 +58,15 @@ impl PortFrontends {
             }
         };
         let is_own = |address: &IpAddr| node.addresses.is_own(address);
+        let external_ips = if node.policy.ignore_external_ips { &[][..] } else { &service.external.ips };
         let served: Vec<IpAddr> = service.cluster_ips.iter().copied().filter(|ip| !is_own(ip)).collect();
         add(FrontendKind::ClusterIp, &served, port.port);
         add(FrontendKind::LoadBalancer, &service.external.load_balancer_ips, port.port);
-        add(FrontendKind::ExternalIp, &service.external.ips, port.port);
+        add(FrontendKind::ExternalIp, external_ips, port.port);
         if let Some(node_port) = port.node_port {
             add(FrontendKind::NodePort, &node.addresses.node_ports, node_port);
         }
-        let at_nodes = service.external.load_balancer_ips.iter().chain(&service.external.ips).any(is_own);
+        let at_nodes = service.external.load_balancer_ips.iter().chain(external_ips).any(is_own);
         let (internal, external) = (service.internal_policy, service.external.policy);
         let proxy_protocol = service.has_proxy_protocol(port.protocol);
         let resets = port.protocol == Protocol::Tcp && (proxy_protocol || !service.timeouts().is_unset());

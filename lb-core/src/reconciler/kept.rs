@@ -20,7 +20,7 @@ impl Reconciler {
         let Contents { vips: known_vips, endpoint_labels: known_labels, .. } = self.mirror.contents();
         for service in &self.earlier {
             let all = self.frontends_of(service).collect();
-            let (labels, mut vips) = (self.present_labels(service, &all), self.present_vips(&all));
+            let (labels, mut vips) = (self.present_labels(service, &all), self.present_vips(service, &all));
             // Until `set_addresses`, only the map knows which addresses are the node's own.
             vips.iter_mut()
                 .for_each(|(address, vip)| *vip = known_vips.get(address).copied().unwrap_or(*vip));
@@ -38,7 +38,7 @@ impl Reconciler {
     pub(super) fn update_kept_vips(&mut self) {
         for service in &self.earlier {
             let all = self.frontends_of(service).collect();
-            let vips = self.present_vips(&all);
+            let vips = self.present_vips(service, &all);
             self.vips.set(service, vips);
         }
     }
@@ -88,17 +88,20 @@ impl Reconciler {
 
     /// Lets a Service keep the entries of `VIPS` and `ENDPOINT_NAMES` that its `kept` frontends in the maps need.
     pub(super) fn keep_addresses(&mut self, service: &ObjectName, kept: &BTreeSet<ServiceKey>) {
-        let (labels, vips) = (self.present_labels(service, kept), self.present_vips(kept));
+        let (labels, vips) = (self.present_labels(service, kept), self.present_vips(service, kept));
         self.labels.set(service, labels);
         self.vips.set(service, vips);
     }
 
-    /// The entries of `VIPS` that these frontends in the maps need: each address once, in ascending order.
-    fn present_vips(&self, frontends: &BTreeSet<ServiceKey>) -> Vec<(IpAddr, Vip)> {
+    /// The entries of `VIPS` that these frontends of a Service in the maps need and, if another proxy serves the
+    /// Service, the entries of its cluster IPs: each address once, in ascending order.
+    fn present_vips(&self, service: &ObjectName, frontends: &BTreeSet<ServiceKey>) -> Vec<(IpAddr, Vip)> {
         let kinds = self.valid_records(frontends).filter_map(|(key, record)| {
             Some((IpAddr::from(key.address), FrontendKind::try_from(record.kind).ok()?))
         });
-        vips_of(kinds, &self.node)
+        let known = &self.mirror.contents().vips;
+        let foreign = self.store.foreign_ips(service).filter(|address| known.contains_key(address));
+        vips_of(kinds, foreign, &self.node)
     }
 
     /// The entries of `ENDPOINT_NAMES` that these frontends of a Service in the maps need: each address once, in

@@ -1,8 +1,8 @@
 //! The plan of one Service: its steps, or the condition that keeps it as it is.
 
-use std::{borrow::Cow, collections::BTreeSet};
+use std::{borrow::Cow, collections::BTreeSet, net::IpAddr};
 
-use lb_common::{Backend, Service, ServiceKey, SourceRangeKey, service_flags};
+use lb_common::{Backend, Service, ServiceKey, SourceRangeKey, Vip, service_flags};
 
 use super::Reconciler;
 use crate::{
@@ -60,7 +60,7 @@ impl Reconciler {
                 }),
             );
         }
-        let vips = vips_of(frontends_of_ports(&owned), &self.node);
+        let vips = self.vips(service, &owned);
         let (new_vips, vips_gone) = self.vips.growth(service, &vips, &self.mirror.contents().vips);
         let demand = Demand { vips: new_vips, vips_gone, ..self.demand(service, &targets, &ranges, &steps) };
         if let Err(full) = left.take(demand) {
@@ -86,6 +86,11 @@ impl Reconciler {
             }
         }
         Some(targets.into_iter().map(|target| target.key).collect())
+    }
+
+    /// The entries of `VIPS` that a Service with these ports needs: each address once, in ascending order.
+    fn vips(&self, name: &ObjectName, ports: &[Port]) -> Vec<(IpAddr, Vip)> {
+        vips_of(frontends_of_ports(ports), self.store.foreign_ips(name), &self.node)
     }
 
     /// How many map entries a Service with these targets adds, not counting those of `VIPS` and slots of arenas, and
@@ -295,7 +300,7 @@ impl Reconciler {
                 Condition::LimitsFull { service, wanted, free: left.limits, slots: self.capacity.limits }
             }
             Full::Vips => {
-                let wanted = vips_of(frontends_of_ports(owned), &self.node).len();
+                let wanted = self.vips(&service, owned).len();
                 Condition::VipsFull { service, wanted, free: left.vips, slots: self.capacity.vips }
             }
         }

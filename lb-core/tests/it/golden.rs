@@ -37,6 +37,8 @@ struct NodeDocument {
     #[serde(default)]
     masquerade_all: bool,
     #[serde(default)]
+    ignore_external_ips: bool,
+    #[serde(default)]
     detects_inside: bool,
     scheduler: Option<String>,
     north_south_mode: Option<String>,
@@ -100,6 +102,7 @@ fn described(document: NodeDocument) -> Node {
         north_south: mode.expect("a mode"),
         node_name: document.name.into(),
         masquerade_all: document.masquerade_all,
+        ignore_external_ips: document.ignore_external_ips,
         scheduler: scheduler.expect("a scheduler"),
         ..Policy::default()
     };

@@ -594,11 +594,24 @@ impl Node {
         let limited: BTreeSet<u32> = maps.limits.keys().copied().collect();
         assert_eq!(limited, needed(service_flags::LIMITED), "limits of service ports");
         assert_eq!(maps.source_ranges, self.needed_source_ranges(), "source ranges");
-        assert_eq!(maps.vips, world::vips(&self.kernel.resolved(), &self.node), "virtual addresses");
+        let foreign = self.foreign_ips();
+        let vips = world::vips(&self.kernel.resolved(), foreign, &self.node);
+        assert_eq!(maps.vips, vips, "virtual addresses");
         let slots = maps.frontends.values().flat_map(slices_of).flat_map(SlotRange::slots);
         let used: BTreeSet<IpAddr> = slots.map(|slot| maps.backends[&slot].address.into()).collect();
         let named: BTreeSet<IpAddr> = maps.endpoint_labels.keys().copied().collect();
         assert_eq!(named, used, "names of addresses");
+    }
+
+    /// The cluster IPs of Services of other proxies that the map should have. Those of a Service that waits for room are
+    /// the ones that the map has.
+    fn foreign_ips(&self) -> impl Iterator<Item = IpAddr> {
+        let known = &self.kernel.maps.vips;
+        let foreign = self.reconciler.store().services().filter(|(_, service)| service.is_foreign);
+        foreign.flat_map(move |(name, service)| {
+            let waits = self.waits(name) || self.reconciler.kept().contains(name);
+            service.cluster_ips.iter().copied().filter(move |ip| !waits || known.contains_key(ip))
+        })
     }
 
     /// Asserts that the slots in use are exactly those that frontends refer to, and that all others are free.

@@ -406,10 +406,24 @@ fn labels_exclude_services() {
 /// after a restart.
 #[test]
 fn api_server_endpoints_survive_an_empty_update() {
-    let name = |text: &str| text.replace("svc1", "kubernetes");
+    api_server_endpoints_survive(str::to_owned);
+    api_server_endpoints_survive(|text| {
+        let replaced = [
+            ("IPv4", "IPv6"),
+            ("172.30.0.4", "fd00:30::4"),
+            ("1.2.3.", "2001:db8:1::"),
+            ("192.0.2.", "2001:db8:2::"),
+        ];
+        replaced.iter().fold(text.to_owned(), |text, (v4, v6)| text.replace(v4, v6))
+    });
+}
+
+/// `in_family` converts texts with IPv4 addresses to the family under test.
+fn api_server_endpoints_survive(in_family: impl Fn(&str) -> String) {
+    let name = |text: &str| in_family(&text.replace("svc1", "kubernetes"));
     let service = name(&service(1, ""));
-    let mut node =
-        node("", &(service.clone() + &name(&slice(1, &[("192.0.2.5", "ready"), ("192.0.2.6", "ready")]))));
+    let slice = |endpoints: &[(&str, &str)]| name(&slice(1, endpoints));
+    let mut node = node("", &(service.clone() + &slice(&[("192.0.2.5", "ready"), ("192.0.2.6", "ready")])));
     let say = |node: &mut Node, text: &str| {
         let documents: Vec<Value> = serde_saphyr::from_multiple(text).expect("YAML");
         for document in documents.into_iter().filter(|document| !document.is_null()) {
@@ -417,20 +431,26 @@ fn api_server_endpoints_survive_an_empty_update() {
         }
         node.settle();
     };
-    let both = to(&["192.0.2.5", "192.0.2.6"], true);
-    say(&mut node, &name(&slice(1, &[("192.0.2.5", ""), ("192.0.2.6", "")])));
-    check(&node, OUTSIDE, load_balancer(1), &both);
-    say(&mut node, &name(&slice(1, &[])));
-    check(&node, OUTSIDE, load_balancer(1), &both);
+    let leads_to = |node: &Node, backends: &[&str]| {
+        let backends: Vec<String> = backends.iter().map(|backend| in_family(backend)).collect();
+        let backends: Vec<&str> = backends.iter().map(String::as_str).collect();
+        let (address, port) = load_balancer(1);
+        check(node, OUTSIDE, (in_family(&address), port), &to(&backends, true));
+    };
+    let both = ["192.0.2.5", "192.0.2.6"];
+    say(&mut node, &slice(&[("192.0.2.5", ""), ("192.0.2.6", "")]));
+    leads_to(&node, &both);
+    say(&mut node, &slice(&[]));
+    leads_to(&node, &both);
     let slice_name = ObjectName::new("default", "kubernetes-1");
     node.reconciler.handle(vec![Change::EndpointSlice(slice_name, None)]);
     node.settle();
-    check(&node, OUTSIDE, load_balancer(1), &both);
+    leads_to(&node, &both);
     node.restart();
-    say(&mut node, &(service + &name(&slice(1, &[]))));
-    check(&node, OUTSIDE, load_balancer(1), &both);
-    say(&mut node, &name(&slice(1, &[("192.0.2.6", "ready")])));
-    check(&node, OUTSIDE, load_balancer(1), &to(&["192.0.2.6"], true));
-    say(&mut node, &name(&slice(1, &[])));
-    check(&node, OUTSIDE, load_balancer(1), &to(&["192.0.2.6"], true));
+    say(&mut node, &(service + &slice(&[])));
+    leads_to(&node, &both);
+    say(&mut node, &slice(&[("192.0.2.6", "ready")]));
+    leads_to(&node, &["192.0.2.6"]);
+    say(&mut node, &slice(&[]));
+    leads_to(&node, &["192.0.2.6"]);
 }

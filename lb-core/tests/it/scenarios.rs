@@ -1,8 +1,12 @@
 //! Tests of the control plane in single situations.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
-use lb_common::{Address, ConnectionLimits, ConnectionRate, NAME_SIZE, Scheduler, SourceRangeKey};
+use lb_common::{Address, ConnectionLimits, ConnectionRate, NAME_SIZE, Scheduler, SourceRangeKey, Vip};
 use lb_core::{
     capacity::Capacity,
     earlier_flows::EarlierFlows,
@@ -580,6 +584,45 @@ fn service_whose_address_does_not_fit_delays_no_other() {
     node.reconciler.handle(vec![Change::Service(name("b"), None)]);
     node.settle();
     assert!(node.kernel.dump().contains("c/TCP ClusterIP 10.96.0.3:80"), "{}", node.kernel.dump());
+    assert_eq!(node.reconciler.problems().count(), 0);
+}
+
+fn foreign(of: &str, last: u8) -> Change {
+    let cluster_ips = vec![[10, 96, 0, last].into()];
+    Change::Service(name(of), Some(Service { cluster_ips, is_foreign: true, ..Service::default() }))
+}
+
+/// Without an entry in `VIPS`, the programs would drop packets to the address, which the other proxy serves.
+#[test]
+fn cluster_ip_of_another_proxy_is_known_but_has_no_flags() {
+    let untouched = BTreeMap::from([([10, 96, 0, 1].into(), Vip { flags: 0 })]);
+    let mut node = Node::new(100);
+    node.reconciler.handle(vec![service("a", 1), slice("a", &[1])]);
+    node.settle();
+    assert_ne!(node.kernel.maps.vips, untouched);
+    node.reconciler.handle(vec![foreign("a", 1)]);
+    node.settle();
+    assert_eq!((&node.kernel.maps.vips, node.kernel.maps.frontends.len()), (&untouched, 0));
+    node.restart();
+    node.reconciler.handle(vec![foreign("a", 1), slice("a", &[1])]);
+    assert_eq!(node.sync().steps, [], "a restarted agent keeps the address");
+    node.reconciler.handle(vec![Change::Service(name("a"), None)]);
+    node.settle();
+    assert_eq!(node.kernel.maps.vips, BTreeMap::new());
+}
+
+#[test]
+fn full_map_delays_the_address_of_another_proxy() {
+    let capacity = Capacity { vips: 1, ..Capacity::of_arenas(100, 0) };
+    let mut node = Node::with_capacity(capacity, Policy::default());
+    node.reconciler.handle(vec![service("a", 1), foreign("b", 2)]);
+    node.settle();
+    let full = Condition::VipsFull { service: name("b"), wanted: 1, free: 0, slots: 1 };
+    assert!(node.reconciler.problems().eq([&full]));
+    node.reconciler.handle(vec![Change::Service(name("a"), None)]);
+    node.settle();
+    let untouched = BTreeMap::from([([10, 96, 0, 2].into(), Vip { flags: 0 })]);
+    assert_eq!(node.kernel.maps.vips, untouched);
     assert_eq!(node.reconciler.problems().count(), 0);
 }
 

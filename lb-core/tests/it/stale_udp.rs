@@ -137,6 +137,18 @@ fn serving_terminating_endpoint_keeps_its_flows_until_removed() {
     assert_eq!(after(&mut node, slice(vec![endpoint(2)])), Some(vec![2]));
 }
 
+/// With `publishNotReadyAddresses`, an endpoint is ready although it does not serve.
+#[test]
+fn ready_endpoint_keeps_its_flows_while_it_does_not_serve() {
+    let mut node = node(dns(vec![endpoint(1), endpoint(2)]));
+    node.settle();
+    node.reconciler.take_stale_frontends();
+    let published = Endpoint { serving: false, ..endpoint(1) };
+    assert_eq!(after(&mut node, slice(vec![published, endpoint(2)])), None);
+    let unready = Endpoint { ready: false, serving: false, ..endpoint(1) };
+    assert_eq!(after(&mut node, slice(vec![unready, endpoint(2)])), Some(vec![2]));
+}
+
 #[test]
 fn hints_and_policies_make_no_flow_stale() {
     let mut node = node(dns(vec![endpoint(1), endpoint(2)]));

@@ -126,7 +126,7 @@ impl World {
         flag(
             !internal
                 && key.port >= 1024
-                && (service.external.load_balancer_ips.iter().chain(&service.external.ips))
+                && (service.external.load_balancer_ips.iter().chain(external_ips(service, node)))
                     .any(|address| node.addresses.own.contains(address)),
             service_flags::SYN_ONLY,
         );
@@ -184,7 +184,9 @@ impl World {
 
     /// The expected flags in `VIPS` of each virtual address, and of each of the node's own addresses.
     pub(crate) fn vips(&self, node: &Node) -> BTreeMap<IpAddr, Vip> {
-        vips(&self.expected(node), node)
+        let foreign = self.services.values().filter(|service| service.is_foreign);
+        let foreign = foreign.flat_map(|service| &service.cluster_ips).copied();
+        vips(&self.expected(node), foreign, node)
     }
 
     /// The endpoints of a port in one family. If several slices contain an address, the [`best`] entry counts.
@@ -208,10 +210,16 @@ impl World {
     }
 }
 
-/// The flags in `VIPS` of the addresses of these frontends, and of each of the node's own addresses.
-pub(crate) fn vips(frontends: &Resolved, node: &Node) -> BTreeMap<IpAddr, Vip> {
+/// The flags in `VIPS` of the addresses of these frontends, of these addresses that another proxy serves, and of each
+/// of the node's own addresses.
+pub(crate) fn vips(
+    frontends: &Resolved,
+    foreign: impl Iterator<Item = IpAddr>,
+    node: &Node,
+) -> BTreeMap<IpAddr, Vip> {
+    let own = node.addresses.own.iter().copied();
     let mut vips: BTreeMap<IpAddr, Vip> =
-        node.addresses.own.iter().map(|own| (*own, Vip { flags: 0 })).collect();
+        own.chain(foreign).map(|address| (address, Vip { flags: 0 })).collect();
     for (key, lead) in frontends {
         let address = IpAddr::from(key.address);
         if lead.kind != FrontendKind::NodePort as u8 {
@@ -236,6 +244,11 @@ fn best<'a>(versions: &[&'a Endpoint]) -> Option<&'a Endpoint> {
     versions.iter().max_by_key(order).copied()
 }
 
+/// The external IPs of a Service that the node serves.
+fn external_ips<'a>(service: &'a Service, node: &Node) -> &'a [IpAddr] {
+    if node.policy.ignore_external_ips { &[] } else { &service.external.ips }
+}
+
 /// Every address and port at which the node serves a service port, with the kind of address.
 fn places(service: &Service, port: &ServicePort, node: &Node) -> Vec<(FrontendKind, ServiceKey)> {
     let external = &service.external;
@@ -243,7 +256,7 @@ fn places(service: &Service, port: &ServicePort, node: &Node) -> Vec<(FrontendKi
     let kinds: [(FrontendKind, &[IpAddr], u16); 4] = [
         (FrontendKind::ClusterIp, &service.cluster_ips, port.port),
         (FrontendKind::LoadBalancer, &external.load_balancer_ips, port.port),
-        (FrontendKind::ExternalIp, &external.ips, port.port),
+        (FrontendKind::ExternalIp, external_ips(service, node), port.port),
         (FrontendKind::NodePort, node_ports, port.node_port.unwrap_or(0)),
     ];
     let is_left = |kind, ip: &IpAddr| kind == FrontendKind::ClusterIp && node.addresses.own.contains(ip);
@@ -419,9 +432,20 @@ fn external() -> impl Strategy<Value = External> {
     )
 }
 
+/// A random Service of this proxy or, less often, of another one.
 fn service() -> impl Strategy<Value = Service> {
+    let foreign =
+        cluster_ips().prop_map(|cluster_ips| Service { cluster_ips, is_foreign: true, ..Service::default() });
+    prop_oneof![6 => own_service(), 1 => foreign]
+}
+
+fn cluster_ips() -> impl Strategy<Value = Vec<IpAddr>> {
     let v4 = prop::option::of((1..4_u8).prop_map(|last| IpAddr::from([10, 96, 0, last])));
     let v6 = prop::option::of((1..3_u16).prop_map(|last| IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, last])));
+    (v4, v6).prop_map(|(v4, v6)| v4.into_iter().chain(v6).collect())
+}
+
+fn own_service() -> impl Strategy<Value = Service> {
     let ports = collection::vec(service_port(), 1..3).prop_map(|mut ports: Vec<ServicePort>| {
         let mut seen = BTreeSet::new();
         ports.retain(|port| seen.insert((port.name.clone(), port.protocol)));
@@ -429,9 +453,10 @@ fn service() -> impl Strategy<Value = Service> {
     });
     let external = prop_oneof![Just(External::default()), external()];
     let settings = prop::option::weighted(0.3, settings());
-    (v4, v6, ports, prop::option::of(1..3_u32), external, traffic_policy(), settings).prop_map(
-        |(v4, v6, ports, affinity_seconds, external, internal_policy, settings)| Service {
-            cluster_ips: v4.into_iter().chain(v6).collect(),
+    (cluster_ips(), ports, prop::option::of(1..3_u32), external, traffic_policy(), settings).prop_map(
+        |(cluster_ips, ports, affinity_seconds, external, internal_policy, settings)| Service {
+            cluster_ips,
+            is_foreign: false,
             ports,
             affinity_seconds,
             external,
@@ -511,10 +536,12 @@ fn endpoint() -> impl Strategy<Value = Endpoint> {
 pub(crate) fn policy() -> impl Strategy<Value = Policy> {
     let node_name = sample::select(vec!["x", "z", ""]);
     let scheduler = prop_oneof![3 => Just(Scheduler::Random), 1 => scheduler()];
-    (node_name, any::<bool>(), scheduler, mode()).prop_map(
-        |(node_name, masquerade_all, scheduler, north_south)| Policy {
+    let ignore_external_ips = prop::bool::weighted(0.2);
+    (node_name, any::<bool>(), ignore_external_ips, scheduler, mode()).prop_map(
+        |(node_name, masquerade_all, ignore_external_ips, scheduler, north_south)| Policy {
             node_name: node_name.into(),
             masquerade_all,
+            ignore_external_ips,
             scheduler,
             maglev: Maglev { size: TableSize::ALL[0], seed: 1 },
             north_south,

@@ -153,8 +153,16 @@ fn service_of_another_proxy_is_ignored_while_labelled() {
         object["metadata"]["labels"][label] = "another".into();
         object
     };
+    // The address stays known, so the programs leave its packets to the other proxy instead of dropping them.
+    let addresses = |bed: &Bed| {
+        let maps = bed.json(&["status"]).unwrap()["maps"].clone();
+        let vips = maps.as_array().unwrap().iter().find(|map| map["name"] == "VIPS").cloned().unwrap();
+        vips["entries"].as_u64().unwrap()
+    };
+    let before = addresses(&bed);
     bed.cluster.apply(&labelled(bed.service("a", 1), "service.kubernetes.io/service-proxy-name"));
     bed.wait_served("a belongs to another proxy", LIMIT, &["b 2"]);
+    assert_eq!(addresses(&bed), before);
     bed.cluster.apply(&bed.service("a", 1));
     bed.wait_served("a is ours again", LIMIT, &["a 1", "b 2"]);
     bed.cluster.apply(&labelled(bed.slice("b", 2), "service.kubernetes.io/headless"));

@@ -1,4 +1,4 @@
-//! Tests of health checks of endpoints, and of Events about annotations, in a cluster.
+//! Tests of health checks of endpoints, and of Events about annotations and full maps, in a cluster.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -78,6 +78,22 @@ fn annotation_is_one_event_and_invalid_ones_keep_the_check() {
     bed.put("c", 3);
     bed.wait_served("another Service", LIMIT, &["a 1", "b 2", "c 3"]);
     assert_eq!((events(&bed, "AnnotationIgnored").len(), events(&bed, "AnnotationInvalid").len()), (1, 1));
+}
+
+#[test]
+fn service_without_room_in_a_map_is_one_event() {
+    let mut bed = Bed::with_faults();
+    bed.put("b", 2);
+    bed.start_agent_with(&["--max-frontends", "1"]);
+    bed.wait_served("b has the only entry", LIMIT, &["b 2"]);
+    bed.put("a", 1);
+    bed.wait_until("an Event", LIMIT, |bed| !events(bed, "MapFull").is_empty());
+    let note = events(&bed, "MapFull")[0]["note"].as_str().unwrap().to_owned();
+    assert!(note.starts_with("Service default/a needs room for 1 frontends in SERVICES"), "{note}");
+    bed.server().put(bed.slice("a", 7));
+    bed.server().put(bed.slice("b", 3));
+    bed.wait_served("a later change", LIMIT, &["b 2 3"]);
+    assert_eq!(events(&bed, "MapFull").len(), 1);
 }
 
 #[test]

@@ -27,11 +27,11 @@ fn status(status: u16) -> Fault {
 }
 
 #[test]
-fn selectors_are_those_of_kube_proxy() {
+fn selectors_are_those_of_kube_proxy_plus_services_of_other_proxies() {
     let bed = with_a_and_b();
     for request in bed.server().requests() {
         let wanted = match request.plural.as_str() {
-            "services" => (Some("!service.kubernetes.io/service-proxy-name"), Some("spec.clusterIP!=None")),
+            "services" => (None, Some("spec.clusterIP!=None")),
             "endpointslices" => (Some("!service.kubernetes.io/headless"), None),
             "nodes" => (None, Some("metadata.name=a")),
             _ => (None, None),

@@ -6,7 +6,7 @@ use lb_common::{Address, Settings, settings_flags};
 use lb_datapath::Pinned;
 use serde_json::{Value, json};
 
-use crate::bed::{A_WHILE, Bed, LIMIT};
+use crate::bed::{A_WHILE, Bed, LIMIT, endpoint};
 
 const ARGUMENTS: [&str; 4] = ["--detect-local-mode", "NodeCIDR", "--nodeport-addresses", "primary"];
 
@@ -71,6 +71,29 @@ fn settings_follow_the_node_object_and_survive_without_the_api_server() {
     assert!(are_from_the_api_server(&settings(&bed).unwrap()), "{:?}", settings(&bed));
     bed.assert_stays(&["a 1"], A_WHILE);
     assert!(are_from_the_api_server(&settings(&bed).unwrap()), "{:?}", settings(&bed));
+}
+
+#[test]
+fn backends_follow_the_zone_label_of_the_node() {
+    let mut bed = bed();
+    let in_zone = |zone: &str| {
+        let mut node = node(&["10.244.3.0/24"]);
+        node["metadata"]["labels"] = json!({"topology.kubernetes.io/zone": zone});
+        node
+    };
+    let endpoints = [(7, "z1"), (8, "z2")].map(|(number, zone)| {
+        let mut endpoint = endpoint(number);
+        endpoint["hints"] = json!({"forZones": [{"name": zone}]});
+        endpoint
+    });
+    bed.server().put(bed.slice_of("a", "a", &endpoints));
+    bed.server().put(in_zone("z1"));
+    bed.start_agent_with(&ARGUMENTS);
+    bed.wait_served("the endpoint of the zone", LIMIT, &["a 1 7"]);
+    bed.server().put(in_zone("z2"));
+    bed.wait_served("the endpoint of another zone", LIMIT, &["a 1 8"]);
+    bed.server().put(in_zone("z3"));
+    bed.wait_served("no hint names the zone", LIMIT, &["a 1 7 8"]);
 }
 
 /// The addresses from which the node accepts tunnelled packets, in addition to the networks of `--dsr-peers`.

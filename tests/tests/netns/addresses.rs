@@ -1,9 +1,10 @@
 //! Tests of packets to virtual addresses that no Service port takes: pings, unlisted ports, unassigned addresses.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use lb_tests::{
     client::{PATIENCE, udp_socket},
+    cluster::HTTP_PORT,
     icmp::ping,
     netns::Netns,
     server,
@@ -14,7 +15,10 @@ use nix::errno::Errno;
 
 use crate::{
     bed::{HTTP, RANGES, UDP, vips},
-    lan::{EVERY, Frontend::ClusterIp, Lan, Observation, external, node_addresses, probe, probe_briefly},
+    lan::{
+        EVERY, Frontend::ClusterIp, Lan, Observation, Protocol, external, node_addresses, probe,
+        probe_briefly,
+    },
 };
 
 /// A port number that no Service has.
@@ -51,6 +55,46 @@ fn unlisted_ports_are_rejected_and_unassigned_cluster_ips_are_dropped() {
     // Node 1 must drop these packets: sent back to the router, they would loop until their TTL expires.
     let sent = packets_to_the_router(&lan) - left_node1;
     assert!(sent < 10, "node 1 has sent {sent} packets");
+}
+
+/// The netfilter rules of another proxy, which lead the cluster IPs with this number to these addresses of a pod.
+fn rules_of_another_proxy(number: u8, [v4, v6]: [IpAddr; 2]) -> String {
+    let [vip4, vip6] = vips(number);
+    let rules = format!(
+        "ip daddr {vip4} tcp dport {HTTP} dnat ip to {v4}:{HTTP_PORT}\n\
+         ip6 daddr {vip6} tcp dport {HTTP} dnat ip6 to [{v6}]:{HTTP_PORT}\n"
+    );
+    format!(
+        "table inet other {{\n\
+         chain prerouting {{ type nat hook prerouting priority -100;\n{rules}}}\n\
+         chain output {{ type nat hook output priority -100;\n{rules}}}\n}}\n"
+    )
+}
+
+#[test]
+fn cluster_ip_of_another_proxy_is_left_to_it() {
+    let lan = Lan::with(&RANGES);
+    let [v4, v6] = vips(2);
+    let manifest = format!(
+        "apiVersion: v1\nkind: Service\n\
+         metadata: {{name: foreign, labels: {{service.kubernetes.io/service-proxy-name: other}}}}\n\
+         spec: {{clusterIPs: ['{v4}', '{v6}'], ports: [{{port: {HTTP}}}]}}\n"
+    );
+    lan.cluster.manifests.write("foreign", &manifest).unwrap();
+    lan.settle();
+    let node = &lan.cluster.node1;
+    let pod = lan.cluster.pod("pod2").unwrap().addresses;
+    node.feed("nft", &["-f", "-"], &rules_of_another_proxy(2, pod)).unwrap();
+    for family in [0, 1] {
+        let to = ClusterIp.of(2, (Protocol::Tcp, family));
+        for (source, netns) in [("pod1", lan.netns("pod1")), ("node1", node)] {
+            let seen = probe(netns, to, Protocol::Tcp);
+            let answers = matches!(&seen, Observation::Answered(answer) if answer.server == "pod2");
+            assert!(answers, "{source} → {to}: {seen:?}");
+        }
+        let unassigned = ClusterIp.of(99, (Protocol::Tcp, family));
+        assert_eq!(probe_briefly(lan.netns("pod1"), unassigned, Protocol::Tcp), Observation::Silent);
+    }
 }
 
 /// Number of packets that node 1 has sent on the wire to the router.

@@ -273,11 +273,13 @@ impl Lan {
         }
     }
 
-    /// The namespace of `client`, `client2` or a pod.
+    /// The namespace of `client`, `client2`, `node1`, `node2` or a pod.
     pub(crate) fn netns(&self, source: &str) -> &Netns {
         match source {
             "client" => &self.cluster.client,
             "client2" => self.cluster.other_client.as_ref().unwrap(),
+            "node1" => self.cluster.node(1),
+            "node2" => self.cluster.node(2),
             pod => &self.cluster.pod(pod).unwrap().netns,
         }
     }

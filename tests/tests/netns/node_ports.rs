@@ -1,6 +1,6 @@
 //! Tests of node ports and other addresses for external clients, without traffic policies.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 
 use lb_tests::{
     client::{Connection, ask_udp, echo, udp_socket},
@@ -42,6 +42,8 @@ fn assert_main_paths(lan: &Lan) {
         // A pod is served by its own node, whatever the router's routes are.
         lan.check(&["pod4"], number, &of_node1, Expect::Answer(&[pod], Seen::Node(2)));
         lan.check(&["pod1", "pod4"], number, &[ClusterIp], Expect::Answer(&[pod], Seen::Client));
+        // To node 2, a process of node 1 is a client like any other.
+        lan.check(&["node1"], number, &[NodePort(2)], Expect::Answer(&[pod], Seen::Node(2)));
     }
 }
 
@@ -139,6 +141,9 @@ fn host_network_pods_serve_as_backends() {
     lan.check(&["client", "pod1"], 4, &EXTERNAL, Expect::Answer(&["node1"], Seen::Client));
     lan.check(&["pod1", "pod4"], 4, &[ClusterIp], Expect::Answer(&["node1"], Seen::Client));
     lan.check(&["client", "pod1", "pod4"], 4, &[NodePort(2)], Expect::Answer(&["node1"], Seen::Node(2)));
+    // A process of node 1 reaches its own node, directly or through node 2.
+    lan.check(&["node1"], 4, &FRONTENDS, Expect::Answer(&["node1"], Seen::Client));
+    lan.check(&["node1"], 4, &[NodePort(2)], Expect::Answer(&["node1"], Seen::Node(2)));
     lan.check(&["client", "pod1"], 5, &EXTERNAL, Expect::Answer(&["node2"], Seen::Node(1)));
     lan.check(&["client", "pod1"], 5, &[NodePort(2)], Expect::Answer(&["node2"], Seen::Client));
     for number in [4, 5] {
@@ -147,6 +152,16 @@ fn host_network_pods_serve_as_backends() {
         connection.download(4 << 20).unwrap();
         connection.upload(4 << 20).unwrap();
     }
+}
+
+#[test]
+fn service_wins_over_a_listener_at_its_node_port() {
+    let lan = lan(POINT_TO_POINT);
+    let at = |address| SocketAddr::new(address, node_port(1));
+    let listen = |address| lan.cluster.node1.run(|| TcpListener::bind(at(address))).unwrap();
+    let bind = |address| lan.cluster.node1.run(|| UdpSocket::bind(at(address))).unwrap();
+    let _local = node_addresses(1).map(|address| (listen(address), bind(address)));
+    lan.check(&["client", "pod1"], 1, &[NodePort(1)], Expect::Answer(&["pod2"], Seen::Node(1)));
 }
 
 #[test]

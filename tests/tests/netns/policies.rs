@@ -68,6 +68,7 @@ fn local_policy_drops_on_nodes_without_local_endpoints() {
         internal_local(lan.service(1, &["pod3"])),
         external_local(lan.service(2, &["pod3"])),
         internal_local(lan.service(3, &["pod1", "pod2", "pod3"])),
+        external_local(lan.service(4, &["pod2"])),
     ]);
     // The internal policy applies only to cluster IPs.
     lan.check(&["client", "pod1"], 1, &[ClusterIp], Expect::Silence);
@@ -79,6 +80,9 @@ fn local_policy_drops_on_nodes_without_local_endpoints() {
     lan.check(&["client"], 2, &EXTERNAL, Expect::Silence);
     lan.check(&["client"], 2, &[NodePort(2)], Expect::Answer(&["pod3"], Seen::Client));
     lan.check(&["pod1"], 2, &[ClusterIp], Expect::Answer(&["pod3"], Seen::Client));
+    // To node 2, a process of node 1 is an external client.
+    lan.check(&["node1"], 2, &[NodePort(2)], Expect::Answer(&["pod3"], Seen::Client));
+    lan.check(&["node1"], 4, &[NodePort(2)], Expect::Silence);
     // The load balancer has found the node with endpoints, and sends packets there.
     lan.cluster.route_services_to(2).unwrap();
     lan.check(&["client"], 2, &[LoadBalancer, ExternalIp], Expect::Answer(&["pod3"], Seen::Client));

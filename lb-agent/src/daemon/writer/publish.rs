@@ -26,6 +26,9 @@ impl Writer {
             self.metrics.set_map(map, used, capacity);
         }
         self.report_shortages();
+        for problem in self.waiting.update(self.reconciler.problems()) {
+            self.listeners.events.map_full(problem.service().clone(), problem.to_string());
+        }
         let problems = self.reconciler.problems().filter(|problem| problem.waits_for().is_none());
         let problems: BTreeMap<String, &Condition> = problems.map(|it| (it.to_string(), it)).collect();
         let new = problems.iter().filter(|(text, _)| !self.logged.contains(*text));

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use lb_common::{Address, FrontendKind, ServiceKey};
 use lb_core::{
-    model::{ObjectName, Protocol, ServicePortName},
+    model::{ObjectName, Protocol, Service, ServicePortName},
     plan::{Contents, ServiceLabels},
 };
 
@@ -231,4 +231,19 @@ fn endpoints_that_lose_a_family_lose_its_slice() {
     assert_eq!(folder.endpoints("a").len(), 2);
     folder.write(&[("a.yaml", &endpoints("{ip: '2001:db8::1'}"))]);
     assert_eq!((folder.update.changes.len(), folder.endpoints("a")), (1, vec!["2001:db8::1:1".to_owned()]));
+}
+
+#[test]
+fn service_of_another_proxy_keeps_only_its_cluster_ip() {
+    let labelled = service("a", 80)
+        .replace("name: a", "name: a\n  labels: {service.kubernetes.io/service-proxy-name: b}");
+    let mut folder = Folder::of(&[("a.yaml", &labelled)]);
+    let cluster_ips = folder.service("a").cluster_ips.clone();
+    assert_eq!(cluster_ips.len(), 1, "an address is assigned");
+    assert_eq!(
+        *folder.service("a"),
+        Service { cluster_ips: cluster_ips.clone(), is_foreign: true, ..Service::default() }
+    );
+    folder.write(&[("a.yaml", &service("a", 80))]);
+    assert_eq!((&folder.service("a").cluster_ips, folder.ports("a")), (&cluster_ips, vec![80]));
 }
