@@ -240,7 +240,39 @@ impl Controller {
         for name in &due {
             self.conclude(name, &mut pass);
         }
-        pass
+        let (now, later) = self.in_order(pass.writes);
+        later.iter().for_each(|write| self.failed(&write.service));
+        Pass { writes: now, ..pass }
+    }
+
+    /// Splits writes into those to send now, and those to send once others have succeeded: if an address goes from one
+    /// Service to another, its last holder is written first. Else both would have it if that write failed. Services
+    /// that exchange addresses are written together.
+    fn in_order(&self, writes: Vec<Write>) -> (Vec<Write>, Vec<Write>) {
+        let has = |service: &ObjectName| self.services.get(service).map_or(&[][..], |known| &known.seen.has);
+        let mut leavers: BTreeMap<IpAddr, BTreeSet<ObjectName>> = BTreeMap::new();
+        for Write { service, ingress, .. } in &writes {
+            let Some(ingress) = ingress else { continue };
+            for ip in has(service).iter().filter(|ip| !ingress.contains(ip)) {
+                leavers.entry(*ip).or_default().insert(service.clone());
+            }
+        }
+        let waits_for = |write: &Write| -> BTreeSet<ObjectName> {
+            let new = write.ingress.iter().flatten().filter(|ip| !has(&write.service).contains(ip));
+            new.filter_map(|ip| leavers.get(ip)).flatten().cloned().collect()
+        };
+        let waiting: BTreeMap<ObjectName, BTreeSet<ObjectName>> =
+            writes.iter().map(|write| (write.service.clone(), waits_for(write))).collect();
+        // The Services that will be written one after the other; all others wait for each other.
+        let mut ordered: BTreeSet<&ObjectName> = BTreeSet::new();
+        while let Some((next, _)) = waiting.iter().find(|(service, others)| {
+            !ordered.contains(service) && others.iter().all(|it| ordered.contains(it))
+        }) {
+            ordered.insert(next);
+        }
+        writes
+            .into_iter()
+            .partition(|Write { service, .. }| waiting[service].is_empty() || !ordered.contains(service))
     }
 
     /// Records that a write has succeeded.

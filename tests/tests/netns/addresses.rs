@@ -145,7 +145,7 @@ fn pings_to_the_address_of_another_node_reach_that_node() {
 }
 
 /// Sends a datagram with this hop limit; returns the ICMP error that comes back, and its source.
-fn trace(netns: &Netns, to: SocketAddr, hops: u32) -> (Errno, Option<std::net::IpAddr>) {
+fn trace(netns: &Netns, to: SocketAddr, hops: u32) -> (Errno, Option<IpAddr>) {
     let socket = udp_socket(netns, to).unwrap();
     queue_errors(&socket).unwrap();
     lb_tests::socket::set_hops(&socket, hops).unwrap();
@@ -170,7 +170,7 @@ fn traceroute_ends_at_the_virtual_address() {
         }
         // For a port of the Service, errors of hops behind the virtual address seem to come from that address.
         for (frontend, hops) in [(ClusterIp, 2), (crate::lan::Frontend::NodePort(1), 3)] {
-            let to = frontend.of(1, (crate::lan::Protocol::Udp, family));
+            let to = frontend.of(1, (Protocol::Udp, family));
             let (errno, offender) = trace(client, to, hops);
             assert_eq!((errno, offender), (Errno::EHOSTUNREACH, Some(to.ip())), "{hops} hops to {to}");
         }

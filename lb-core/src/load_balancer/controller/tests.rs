@@ -295,6 +295,27 @@ fn older_of_two_services_keeps_an_address_that_both_have_even_if_the_younger_nam
 }
 
 #[test]
+fn last_holder_of_an_address_is_written_before_the_next_one() {
+    let mut server = Server::default();
+    let mut controller = with_pool(&["192.0.2.0-192.0.2.1"]);
+    server.put("z", json!({}));
+    server.settle(&mut controller);
+    // `z` leaves 192.0.2.0, which is the only address for `a`.
+    server.put("z", json!({"loadBalancerIP": "192.0.2.1"}));
+    server.put("a", json!({}));
+    server.show(&mut controller);
+    let services = |pass: &Pass| pass.writes.iter().map(|it| it.service.name.to_string()).collect::<Vec<_>>();
+    let pass = controller.pass();
+    assert_eq!(services(&pass), ["z"]);
+    pass.writes.iter().for_each(|write| controller.failed(&write.service));
+    let pass = controller.pass();
+    assert_eq!(services(&pass), ["z"], "the write of z has failed");
+    assert!(server.write(&pass.writes[0]));
+    controller.written(&pass.writes[0]);
+    assert_eq!(services(&controller.pass()), ["a"]);
+}
+
+#[test]
 fn conflict_stays_listed_while_its_write_fails_and_goes_with_a_deleted_service() {
     let mut server = Server::default();
     ["old", "new"].iter().for_each(|name| server.set_ingress(name, json!([{"ip": "192.0.2.1"}])));
