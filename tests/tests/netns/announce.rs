@@ -146,6 +146,13 @@ impl Segment {
     }
 
     fn list(&self, number: usize) -> Vec<Value> {
+        let mut all = self.list_all(number);
+        all.retain(|it| it["by"] != "nothing");
+        all
+    }
+
+    /// As [`Self::list`], with the addresses that no advertisement covers.
+    fn list_all(&self, number: usize) -> Vec<Value> {
         let agent = self.agents[number - 1].as_ref().unwrap();
         serde_json::from_value(agent.json(&["announce", "list"]).unwrap()).unwrap()
     }
@@ -232,9 +239,13 @@ fn lone_node_answers_for_the_addresses_of_its_services_only() {
     segment.start(&[]);
     assert_eq!(segment.arping(0, VIP), BTreeSet::new(), "nothing is announced");
     assert_eq!(segment.list(1), Vec::<Value>::new());
+    let unannounced =
+        || (segment.list_all(1).iter().filter(|it| it["node"].is_null()).count() == 2).then_some(());
+    wait_for(SOON, unannounced).expect("the list has the addresses that nothing announces");
 
     segment.advertise();
     assert_eq!(segment.owner(SOON, |_| true).0, 1);
+    assert_eq!(segment.list_all(1).len(), 2, "the advertisement covers both");
     assert_eq!(segment.ndisc(0, VIP6), of_node(1));
     assert_eq!((segment.ask(VIP), segment.ask(VIP6)), ("n1".to_owned(), "n1".to_owned()));
     // The kernel answers for the node's own address. No machine answers for a free address of the pool, or for an
