@@ -14,7 +14,6 @@
 extern crate std;
 
 pub mod announce;
-pub mod checksum_task;
 pub mod forward;
 pub mod headers;
 pub mod parse;

@@ -4,7 +4,7 @@ mod compare;
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
@@ -88,13 +88,15 @@ pub(crate) fn run(args: &Args, agent: &Path) -> anyhow::Result<()> {
 }
 
 fn run_all(json: Option<&Path>, agent: &Path) -> anyhow::Result<()> {
-    if let Some(folder) = json {
+    // Cargo runs each benchmark in the folder of its package.
+    let json = json.map(path::absolute).transpose()?;
+    if let Some(folder) = &json {
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
     let mut stages = Stages::default();
     for bench in Bench::ALL {
         let (name, target) = bench.names();
-        let file = json.map(|folder| folder.join(target).with_extension("json"));
+        let file = json.as_ref().map(|folder| folder.join(target).with_extension("json"));
         let args: Vec<OsString> = file.map_or_else(Vec::new, |file| vec!["--json".into(), file.into()]);
         stages.run(name, || bench.run(&args, agent));
     }

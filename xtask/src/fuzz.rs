@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use comfy_table::{Table, presets::NOTHING};
 
 use crate::agent::target_dir;
@@ -53,6 +53,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         Some(target) => vec![target.as_str()],
         None => TARGETS.to_vec(),
     };
+    let mut failures: Vec<String> = Vec::new();
     // A target uses one CPU, and all run for the same time.
     let cpus = thread::available_parallelism().map_or(1, usize::from);
     for targets in targets.chunks(cpus) {
@@ -63,10 +64,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             running.into_iter().map(|target| target.join().unwrap_or_else(panicked)).collect()
         });
         for (target, summary) in targets.iter().zip(summaries) {
-            table.add_row(summary?.row(target));
+            match summary {
+                Ok(summary) => _ = table.add_row(summary.row(target)),
+                Err(error) => failures.push(format!("{error:#}")),
+            }
+        }
+        if !failures.is_empty() {
+            break;
         }
     }
     println!("{table}");
+    ensure!(failures.is_empty(), "{}", failures.join("\n"));
     Ok(())
 }
 

@@ -118,7 +118,7 @@ impl Peers {
     ///
     /// # Errors
     ///
-    /// No address has a socket.
+    /// An address has no socket.
     fn bind(&mut self) -> anyhow::Result<()> {
         let mut failure = None;
         for address in &self.own {
@@ -129,7 +129,7 @@ impl Peers {
                 }
             }
         }
-        failure.filter(|_| self.sockets.is_empty()).map_or(Ok(()), Err)
+        failure.map_or(Ok(()), Err)
     }
 
     /// The voters that this node knows, and those that it proposes; `None` if the members are configured, and so never

@@ -274,8 +274,8 @@ settings! {
         "dns-rate-limit" "LB_AGENT_DNS_RATE_LIMIT" "dnsRateLimit"
         dns_rate_limit: Option<u32> | Option<u32>, (value_name = "NUMBER");
         /// The DNS Service of the cluster, such as kube-system/kube-dns: the agent answers the queries of this node's
-        /// pods in its place, while it can. Without a value it is kube-system/kube-dns [default: none: the Service's
-        /// endpoints answer]
+        /// pods in its place, while it can. The flag without a value is kube-system/kube-dns [default: none: the
+        /// Service's endpoints answer]
         "dns-intercept" "LB_AGENT_DNS_INTERCEPT" "dnsIntercept"
         dns_intercept: Option<String> | Option<String>, (value_name = "NAMESPACE/NAME", num_args = 0..=1, default_missing_value = "kube-system/kube-dns");
         /// Port at the node's addresses on which the agent answers the DNS queries that pods send to the Service of

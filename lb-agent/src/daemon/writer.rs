@@ -49,6 +49,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Maximum number of steps in one batch of map updates.
 const BATCH: usize = 1 << 15;
+/// Maximum number of plans that follow a plan at once because it has made room, or left frontends to other Services.
+const FOLLOW_UPS: usize = 4;
 /// Maximum number of triggers (times of changes) that the writer keeps for the latency metric until the next complete
 /// synchronisation.
 const TRIGGERS: usize = 10_000;
@@ -282,8 +284,12 @@ impl Writer {
             self.planned = true;
             task::block_in_place(|| {
                 self.synchronise();
-                // Entries that were deleted may have made room for Services that wait for it.
-                if self.retry.is_none() && self.reconciler.needs_plan() {
+                // Entries that were deleted may have made room for Services that wait for it, and Services that still
+                // wait may have left frontends to others.
+                for _ in 0..FOLLOW_UPS {
+                    if self.retry.is_some() || !self.reconciler.needs_plan() {
+                        break;
+                    }
                     self.synchronise();
                 }
             });

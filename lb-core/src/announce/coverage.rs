@@ -72,9 +72,12 @@ pub struct Unannounced {
 }
 
 /// The load balancers' addresses that no advertisement covers, in ascending order. Unlike [`uncovered`], this includes
-/// addresses in no pool, and all addresses if there are no advertisements.
+/// addresses in no pool, and all addresses if there are no advertisements. Empty if the agent announces by no protocol.
 pub fn unannounced(protocols: Protocols<'_>, holders: &BTreeMap<ObjectName, Holder>) -> Vec<Unannounced> {
     let known = protocols.known();
+    if known.is_empty() {
+        return Vec::new();
+    }
     let mut services: BTreeMap<IpAddr, BTreeSet<ObjectName>> = BTreeMap::new();
     for (service, holder) in holders {
         for address in &holder.addresses {

@@ -19,7 +19,7 @@ use super::{
     AddressError, AddressRange, AddressRequest, Labels, LoadBalancers, Namespaces, Pool, PoolError,
     PoolUsage, Trouble, Withdrawal,
 };
-use crate::{api, convert::ConvertError, family::Family, model::ObjectName};
+use crate::{api, convert::ConvertError, model::ObjectName};
 
 /// Annotation in which the controller lists the addresses that it has given to a Service, separated by commas. With
 /// this list, the controller recognises its addresses even after their pool is gone.
@@ -247,32 +247,35 @@ impl Controller {
 
     /// Splits writes into those to send now, and those to send once others have succeeded: if an address goes from one
     /// Service to another, its last holder is written first. Else both would have it if that write failed. Services
-    /// that exchange addresses are written together.
+    /// that exchange addresses, and those that wait for them, are written together.
     fn in_order(&self, writes: Vec<Write>) -> (Vec<Write>, Vec<Write>) {
         let has = |service: &ObjectName| self.services.get(service).map_or(&[][..], |known| &known.seen.has);
-        let mut leavers: BTreeMap<IpAddr, BTreeSet<ObjectName>> = BTreeMap::new();
+        let mut leavers: BTreeMap<IpAddr, Vec<ObjectName>> = BTreeMap::new();
         for Write { service, ingress, .. } in &writes {
             let Some(ingress) = ingress else { continue };
             for ip in has(service).iter().filter(|ip| !ingress.contains(ip)) {
-                leavers.entry(*ip).or_default().insert(service.clone());
+                leavers.entry(*ip).or_default().push(service.clone());
             }
         }
-        let waits_for = |write: &Write| -> BTreeSet<ObjectName> {
+        let waits_for = |write: &Write| {
             let new = write.ingress.iter().flatten().filter(|ip| !has(&write.service).contains(ip));
-            new.filter_map(|ip| leavers.get(ip)).flatten().cloned().collect()
+            let others: BTreeSet<ObjectName> =
+                new.filter_map(|ip| leavers.get(ip)).flatten().cloned().collect();
+            (!others.is_empty()).then(|| (write.service.clone(), others))
         };
         let waiting: BTreeMap<ObjectName, BTreeSet<ObjectName>> =
-            writes.iter().map(|write| (write.service.clone(), waits_for(write))).collect();
-        // The Services that will be written one after the other; all others wait for each other.
-        let mut ordered: BTreeSet<&ObjectName> = BTreeSet::new();
-        while let Some((next, _)) = waiting.iter().find(|(service, others)| {
-            !ordered.contains(service) && others.iter().all(|it| ordered.contains(it))
-        }) {
-            ordered.insert(next);
+            writes.iter().filter_map(waits_for).collect();
+        // Those that wait only for Services that will be written before them.
+        let mut later: BTreeSet<ObjectName> = BTreeSet::new();
+        let is_ready = |others: &BTreeSet<ObjectName>, later: &BTreeSet<ObjectName>| {
+            others.iter().all(|other| later.contains(other) || !waiting.contains_key(other))
+        };
+        while let Some((next, _)) =
+            waiting.iter().find(|(service, others)| !later.contains(*service) && is_ready(others, &later))
+        {
+            later.insert(next.clone());
         }
-        writes
-            .into_iter()
-            .partition(|Write { service, .. }| waiting[service].is_empty() || !ordered.contains(service))
+        writes.into_iter().partition(|write| !later.contains(&write.service))
     }
 
     /// Records that a write has succeeded.
@@ -356,30 +359,19 @@ impl Controller {
     /// Adopts the addresses in the newest version of a Service, unless the controller has given it newer ones.
     fn take_over(&mut self, name: &ObjectName) {
         let Some(known) = self.services.get(name) else { return };
-        let (role, has) = (self.role(known), &known.seen.has);
+        let has = &known.seen.has;
         let knows = self.balancers.addresses(name);
         // An empty status also counts as stale: the Service gets its addresses back.
         let is_stale = has.is_empty() || known.replaced.as_ref() == Some(has);
-        let is_served = matches!(role, Role::Serves | Role::Invalid);
+        let is_served = matches!(self.role(known), Role::Serves | Role::Invalid);
         if has == knows || (is_served && is_stale) {
             return;
         }
         if has.is_empty() {
             self.balancers.release(name);
         } else {
-            let kept = if role == Role::Serves { self.kept(known) } else { has.clone() };
-            self.balancers.remember(name, &kept);
+            self.balancers.remember(name, &has.clone());
         }
-    }
-
-    /// The addresses in the status of a Service that it keeps, one of each family. If other software has added
-    /// addresses, those that the controller gave stay; otherwise those in a pool do.
-    fn kept(&self, known: &Known) -> Vec<IpAddr> {
-        let Seen { has, .. } = &known.seen;
-        let rank = |ip: &IpAddr| (!known.seen.is_given(*ip), self.balancers.pool_of(*ip).is_none());
-        let of_family = |family| has.iter().copied().filter(move |ip| Family::of(*ip) == family);
-        let stays = |ip: &IpAddr| of_family(Family::of(*ip)).min_by_key(rank) == Some(*ip);
-        has.iter().copied().filter(stays).collect()
     }
 
     fn assign(&mut self, asking: &BTreeSet<ObjectName>) {
@@ -436,7 +428,7 @@ impl Controller {
     fn write(&self, name: &ObjectName, known: &Known) -> Option<Write> {
         let wanted = self.balancers.addresses(name);
         let Seen { version, uid, has, given, .. } = &known.seen;
-        // With a class, a Service may keep an address in no pool that another controller gave it.
+        // A Service may have addresses that another controller gave it.
         let is_ours = |ip: &IpAddr| self.is_ours(known, *ip) || !has.contains(ip);
         let ours: Vec<IpAddr> = wanted.iter().copied().filter(is_ours).collect();
         if has == wanted && given.as_deref().unwrap_or_default() == ours {

@@ -264,6 +264,11 @@ pub(crate) fn is_bpffs(path: &Path) -> Result<bool, DatapathError> {
 /// # Errors
 /// [`DatapathError::Locked`] if an agent runs.
 pub(crate) fn check_no_agent_runs() -> Result<(), DatapathError> {
+    // An agent that has just been told to stop may need a moment.
+    repeat(check_locks, |error| matches!(error, DatapathError::Locked { .. }))
+}
+
+fn check_locks() -> Result<(), DatapathError> {
     let mounts = fs::read_to_string(MOUNTS).map_err(|error| DatapathError::file("read", MOUNTS, error))?;
     for point in mounts_of_kind(&mounts, "bpf") {
         let root = Folder { bpffs: point.into() }.root();

@@ -7,7 +7,6 @@ use aya_ebpf::{
 };
 use lb_common::{EventHook, Outcome, checksum::Sum, conntrack::Tuple, protocol};
 use lb_ebpf::{
-    checksum_task::{ChecksumTask, quoted_checksum},
     headers::{HOP_LIMIT, icmp_protocol, ipv4_header, ipv6_header, pseudo_header},
     parse::{Body, ECHO_REQUEST_V4, ECHO_REQUEST_V6, Headers, Packet, bounds::clamped, frame::lengths},
     reject::{MESSAGE, QUOTE, SHORTEST_QUOTE, port_unreachable, reset, reset_sum},
@@ -15,7 +14,6 @@ use lb_ebpf::{
 };
 
 use super::{
-    checksum::Checksum,
     early_return::{number_of, outcome_of, rewritten},
     events,
     rewrite::{self, Compensation},
@@ -46,7 +44,7 @@ pub(super) fn reject(skb: &mut Skb, packet: &Packet) -> Outcome {
 fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     let answer = packet.tuple.reversed();
     let header = reset(&answer, &packet.segment);
-    let l4 = network_header(skb, packet, &answer, lengths::TCP, 0)?;
+    let l4 = network_header(skb, packet, &answer, lengths::TCP)?;
     skb.store_summed(l4, &header)?;
     // Adds the pseudo header in a second step: if the device is to compute the checksum, the field must hold only the
     // sum over the pseudo header.
@@ -92,65 +90,16 @@ extern "C" fn reject_write_icmp_error(raw: *mut __sk_buff, packet: *const Packet
 fn write_icmp_error(skb: &mut Skb, packet: &Packet, start: [u8; 8]) -> Result<(), Outcome> {
     let headers = &packet.headers;
     let answer = Tuple { protocol: icmp_protocol(headers.is_v4), ..packet.tuple.reversed() };
-    let task = checksum_task(skb, packet);
-    let transport = if task == Some(ChecksumTask::Tcp) { lengths::TCP } else { 8 };
     // The length of a network header is a multiple of 4 bytes, so the length of the quote is also a multiple of 4.
-    let quote = clamped::<SHORTEST_QUOTE, QUOTE>((headers.l4 - headers.l3 + transport) & !3);
+    let quote = clamped::<SHORTEST_QUOTE, QUOTE>((headers.l4 - headers.l3 + 8) & !3);
     let message = scratch()?.message();
     message[..lengths::ICMP as usize].copy_from_slice(&start);
     skb.load_bytes(headers.l3, &mut message[lengths::ICMP as usize..], quote)?;
     let length = lengths::ICMP + quote;
-    let surplus = match task {
-        None => {
-            let checksum = message_checksum(message, length, &answer);
-            message[2..4].copy_from_slice(&checksum.to_ne_bytes());
-            0
-        }
-        Some(task) => {
-            prepare_for_task(message, length, &answer, headers, task);
-            task.surplus(headers, network_length(headers))
-        }
-    };
-    let l4 = network_header(skb, packet, &answer, length, surplus)?;
+    let checksum = message_checksum(message, length, &answer);
+    message[2..4].copy_from_slice(&checksum.to_ne_bytes());
+    let l4 = network_header(skb, packet, &answer, length)?;
     skb.store_bytes(l4, message, length)
-}
-
-/// What the device is to compute of a packet. (If the kernel does not show that, it is known only of packets that the
-/// device is to split: their checksums are always left to it.)
-#[inline(always)]
-fn checksum_task(skb: &Skb, packet: &Packet) -> Option<ChecksumTask> {
-    let is_left_to_device = match skb.checksum() {
-        Checksum::LeftToDevice => true,
-        Checksum::Unknown => skb.segment_size().is_some(),
-        Checksum::InPacket | Checksum::FrameSummed => false,
-    };
-    if is_left_to_device { ChecksumTask::of(packet.body, &packet.headers) } else { None }
-}
-
-/// Writes checksums that make the message right, and stay right when the device has performed the task.
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "the length is at most MESSAGE")]
-fn prepare_for_task(
-    message: &mut [u8; MESSAGE],
-    length: u32,
-    answer: &Tuple,
-    headers: &Headers,
-    task: ChecksumTask,
-) {
-    let quoted = clamped::<0, { MESSAGE as u32 - 2 }>(task.quoted(headers)) as usize;
-    set_half_word(message, quoted, 0);
-    let without = message_checksum(message, length, answer);
-    let own = task.checksum(answer, length as u16);
-    set_half_word(message, 2, own);
-    set_half_word(message, quoted, quoted_checksum(without, own));
-}
-
-/// Writes two bytes at `offset`, which is at most `MESSAGE - 2`.
-#[inline(always)]
-fn set_half_word(message: &mut [u8; MESSAGE], offset: usize, word: u16) {
-    if let Some(field) = message.get_mut(offset..).and_then(|rest| rest.first_chunk_mut()) {
-        *field = word.to_ne_bytes();
-    }
 }
 
 /// The time at which the bucket of [`icmp_limit`] will be full again, in ns of the coarse clock.
@@ -209,24 +158,19 @@ fn message_checksum(message: &mut [u8; MESSAGE], length: u32, answer: &Tuple) ->
     !Sum::ZERO.add_word(sum as u16).add_word((sum >> 16) as u16).fold()
 }
 
-/// Resizes the frame for an answer with `payload` bytes, removes `surplus` bytes at its front (see [`ChecksumTask`]), and
-/// writes its network header; returns the offset of the payload.
+/// Resizes the frame for an answer with `payload` bytes and writes its network header; returns the offset of the
+/// payload.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "answers have at most MESSAGE bytes of payload")]
-fn network_header(
-    skb: &mut Skb,
-    packet: &Packet,
-    answer: &Tuple,
-    payload: u32,
-    surplus: u32,
-) -> Result<u32, Outcome> {
-    let l3 = packet.headers.l3;
-    let l4 = l3 + network_length(&packet.headers);
+fn network_header(skb: &mut Skb, packet: &Packet, answer: &Tuple, payload: u32) -> Result<u32, Outcome> {
+    let Headers { l3, l4: old, is_v4 } = packet.headers;
+    let l4 = l3 + if is_v4 { lengths::IPV4 } else { lengths::IPV6 };
+    let surplus = if skb.checksum().may_be_left_to_device() { old + 2 } else { 0 };
     skb.resize(l4 + payload + surplus)?;
     if surplus != 0 {
-        skb.shorten(surplus)?;
+        finish_checksum(skb, surplus)?;
     }
-    if packet.headers.is_v4 {
+    if is_v4 {
         skb.store_summed(l3, &ipv4_header(answer, payload as u16))?;
     } else {
         skb.store_summed(l3, &ipv6_header(answer, payload as u16))?;
@@ -234,8 +178,11 @@ fn network_header(
     Ok(l4)
 }
 
-/// Bytes of the network header of an answer.
+/// Takes from the device the task to compute the packet's checksum (`CHECKSUM_PARTIAL`), which stays with the buffer of
+/// the packet: the device would write into the answer, at the place where the packet had its checksum. The kernel ends
+/// the task when a packet loses the bytes in front of its transport header, and one more word (`skb_postpull_rcsum`); so
+/// the buffer has `surplus` bytes more than the answer.
 #[inline(always)]
-const fn network_length(headers: &Headers) -> u32 {
-    if headers.is_v4 { lengths::IPV4 } else { lengths::IPV6 }
+fn finish_checksum(skb: &mut Skb, surplus: u32) -> Result<(), Outcome> {
+    skb.shorten(surplus)
 }

@@ -155,7 +155,7 @@ fn explain_ends_at_the_backends(browser: &Browser, server: SocketAddr) {
     shows(browser, "sent to one of 3 backends");
     step_leads_to_its_section(browser);
     open(browser, server, "/explain?from=198.51.100.2&to=here");
-    shows(browser, "invalid value 'here' for '--to <ADDR:PORT>'");
+    shows(browser, "invalid value 'here' for '--to <ADDR:PORT[/PROTO]>'");
 }
 
 /// Every step links to the documentation. The step about masquerading leads to its section, and the browser goes back.
