@@ -63,7 +63,7 @@ impl FromStr for Destination {
             None => (text, None),
         };
         let socket =
-            socket.parse().map_err(|_| "expected ADDR:PORT or [ADDR]:PORT, and /PROTO if you like")?;
+            socket.parse().map_err(|_error| "expected ADDR:PORT or [ADDR]:PORT, and /PROTO if you like")?;
         Ok(Self { socket, protocol })
     }
 }
@@ -79,7 +79,7 @@ pub(crate) fn without_localhost(text: &str) -> Cow<'_, str> {
 
 pub(super) fn parse_listener(text: &str) -> Result<SocketAddr, String> {
     let address = without_localhost(text).parse();
-    address.map_err(|_| "expected ADDR:PORT or [ADDR]:PORT, such as 127.0.0.1:8088".to_owned())
+    address.map_err(|_error| "expected ADDR:PORT or [ADDR]:PORT, such as 127.0.0.1:8088".to_owned())
 }
 
 /// The verdict of the data plane on a packet or system call, as `monitor` shows it.

@@ -19,11 +19,14 @@ pub enum Origin {
     Cluster,
 }
 
+/// `metadata.annotations`.
+type Annotations = BTreeMap<String, String>;
+
 /// The annotations of a Service without those of AWS that do not apply to it; and the latter, with the reasons.
 pub(super) fn applicable(
     service: &api::Service,
     origin: Origin,
-) -> Option<(Cow<'_, BTreeMap<String, String>>, Vec<IgnoredAnnotation>)> {
+) -> Option<(Cow<'_, Annotations>, Vec<IgnoredAnnotation>)> {
     let all = service.metadata.annotations.as_ref()?;
     let ignored = |(name, value): (&String, &String)| {
         let why = why(service, origin, name)?;
@@ -81,6 +84,7 @@ mod tests {
     }
 
     /// The reason why the annotation does not apply to such a Service.
+    #[expect(clippy::unwrap_in_result, reason = "a test panics")]
     fn ignored(name: &str, kind: &str, ingress: Value, origin: Origin) -> Option<&'static str> {
         let service = json!({
             "metadata": {"name": "web", "annotations": {name: "x", "lb.dev/proxy-protocol": "v2"}},

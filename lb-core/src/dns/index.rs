@@ -270,7 +270,14 @@ impl Index {
                 let additional = self.name_servers().into_iter().map(|ip| (server.clone(), ip)).collect();
                 Found { ttl: self.zone.ttl(), records: [Data::Ns(server)].into(), additional }
             }
-            _ => Found::default(),
+            Kind::A
+            | Kind::Aaaa
+            | Kind::Cname
+            | Kind::Ptr
+            | Kind::Srv
+            | Kind::Txt
+            | Kind::Any
+            | Kind::Other => Found::default(),
         }
     }
 

@@ -559,7 +559,7 @@ fn condition_about_a_full_map_of_names_says_which_map_is_full() {
     node.reconciler.handle([all("a", 1), all("b", 2), all("c", 3)].concat());
     let plan = node.sync();
     let full = Condition::NamesFull { service: name("c"), wanted: 1, free: 0, slots: 2 };
-    assert_eq!(plan.problems, [full.clone()]);
+    assert_eq!(plan.problems, std::slice::from_ref(&full));
     assert_eq!(full.waits_for(), Some("SERVICE_NAMES"));
     assert!(full.to_string().ends_with("restart the agent with a larger --max-frontends"), "{full}");
     node.reconciler.handle(vec![Change::Service(name("b"), None)]);

@@ -12,8 +12,8 @@ export default function explain(root, frame) {
   const query = frame.query();
   const field = (name, text, placeholder, required) => h("label", null, text, h("input", { name, value: query[name] ?? "", placeholder, required, autocomplete: "off", spellcheck: false }));
   const form = h("form", { className: "tools" },
-    field("from", "From (address, or address:port)", "198.51.100.2", true), field("to", "To (address:port, or address:port/protocol)", "10.96.0.10:80", true),
-    h("label", null, "Protocol", h("select", { name: "protocol" }, option("", query.protocol, "as in To, else tcp"), ["tcp", "udp", "sctp"].map((value) => option(value, query.protocol)))),
+    field("from", "From (address, or address:port)", "198.51.100.2", true), field("to", "To (address:port)", "10.96.0.10:80", true),
+    h("label", null, "Protocol", h("select", { name: "protocol" }, ["tcp", "udp", "sctp"].map((value) => option(value, query.protocol)))),
     h("label", null, "Hook", h("select", { name: "at" }, option("", query.at, "the first one"), HOOKS.map((value) => option(value, query.at)))),
     field("device", "Arrives on", "by the route"), h("button", { className: "primary" }, "Explain"));
   const answer = h("div");

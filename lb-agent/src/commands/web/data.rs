@@ -129,7 +129,10 @@ impl Source for Data {
     }
 
     fn explain(&self, query: &Query) -> Result<Value, SourceError> {
-        let flags = ["from", "to", "protocol", "at", "device"];
+        // The form always has a protocol. The one in `to` counts more.
+        let names_protocol = query.iter().any(|(name, value)| name == "to" && value.contains('/'));
+        let protocol = (!names_protocol).then_some("protocol");
+        let flags: Vec<&str> = ["from", "to", "at", "device"].into_iter().chain(protocol).collect();
         let Command::Explain(args) = command(&["explain"], &flags, query)? else { return Ok(Value::Null) };
         let asked_wrong = |error: anyhow::Error| match error.downcast::<ConfigError>() {
             Ok(error) => SourceError::Question(error.to_string()),
