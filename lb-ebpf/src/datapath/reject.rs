@@ -46,8 +46,7 @@ fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     let header = reset(&answer, &packet.segment);
     let l4 = network_header(skb, packet, &answer, lengths::TCP)?;
     skb.store_summed(l4, &header)?;
-    // Adds the pseudo header in a second step: if the device is to compute the checksum, the field must hold only the
-    // sum over the pseudo header.
+    // Adds the pseudo header in a second step: the kernel applies only that step to the sum over the frame, too.
     let checksum = ChecksumField::of(protocol::TCP, l4);
     let sum = reset_sum(&header).fold();
     skb.update_checksum(checksum, sum, false)?;

@@ -215,7 +215,8 @@ fn replace(skb: &mut Skb, packet: &mut Packet, payload: u32) -> Result<(), Outco
         skb.store_bytes(l4 + length, header, clamped::<{ bytes::LENGTH_V4 }, { bytes::LENGTH_V6 }>(payload))?;
         total = total.add_word(sum::<LONGEST>(header));
     }
-    // As in a RST (`reject.rs`): the pseudo header is added in a second step.
+    // Adds the pseudo header in a second step: if the device is to compute the checksum, the field must hold only the
+    // sum over the pseudo header.
     let (checksum, total) = (ChecksumField::of(protocol::TCP, l4), total.fold());
     skb.update_checksum(checksum, total, false)?;
     skb.update_frame_sum(!total);
