@@ -78,8 +78,7 @@ pub const GUE_PORT: u16 = 6080;
 
 /// Values of the only element of `HANDOVER`: whether programs of an earlier map layout are still attached to the same
 /// hooks, behind the programs of this layout. The earlier programs get every packet that the programs of this layout
-/// pass on. (If the agent was killed, and one of the earlier layout takes the handover back, the programs keep this
-/// order; to that agent, the other layout is the earlier one.)
+/// pass on.
 pub mod handover {
     /// No program of an earlier layout is attached.
     pub const OVER: u32 = 0;

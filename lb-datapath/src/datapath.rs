@@ -89,7 +89,7 @@ impl Datapath {
         match &mut handover {
             Some(handover) => handover.fill(&filter)?,
             None => {
-                handover::set_mode(&folder.current(), OVER)?;
+                handover::set_mode(&folder, OVER)?;
                 handover::describe(&folder)?;
             }
         }

@@ -13,10 +13,6 @@
 //!    connection.
 //! 4. The agent copies the remaining old flows, and removes the old data plane.
 //!
-//! An agent that is killed after step 2 leaves two data planes that work together. The next agent of either version
-//! takes the other's over from where they are: see [`Progress`]. If it is of the version that was to be replaced, its
-//! programs run behind the others.
-//!
 //! The two versions choose source ports independently, so the agent copies a flow only while no other flow has its
 //! source port: see [`Rank`].
 //!
@@ -29,10 +25,9 @@ use std::{
     hash::{BuildHasher as _, RandomState},
     io,
     os::fd::AsFd as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
-use aya::maps::MapInfo;
 use bytemuck::Pod;
 use lb_common::{
     Address, Affinity, Backend, ConnectionLimits, DeviceInfo, Endpoint, EndpointName, Service, ServiceClient,
@@ -46,7 +41,7 @@ use tracing::{info, warn};
 use crate::{
     attach::cleanup,
     bpf::{
-        bpffs::{self, Folder, is_pinned},
+        bpffs::{self, Folder},
         description::{Conversion, Description, Part},
         layout::{self, DESCRIPTION, MAPS, MapSpec},
         options::Capacities,
@@ -106,32 +101,12 @@ pub(crate) struct Handover {
     capacities: Capacities,
     /// Names of the maps that both versions have pinned.
     shared: BTreeSet<&'static str>,
-    progress: Progress,
-    /// Digests of the keys of entries that both flow tables had before our programs created flows. An entry of our flow
-    /// table with another key may belong to a flow that has begun there.
+    /// Whether flows have already begun in our maps: an agent of this version was killed during its handover.
+    resumed: bool,
+    /// Digests of the keys of copied entries. An entry of our flow table with another key may belong to a flow that has
+    /// begun there.
     copied: HashSet<u64>,
     hasher: RandomState,
-}
-
-/// How far a handover between the same two data planes has come, in either direction, whose agent was killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
-    /// Our maps are new or incomplete.
-    None,
-    /// Our maps are complete, and flows begin in the earlier maps.
-    Prepared,
-    /// Our maps are complete, and flows begin in them.
-    Switched,
-}
-
-impl Progress {
-    /// The progress if the maps of both data planes are complete. `ours` and `theirs` are the elements of their maps
-    /// `HANDOVER`.
-    const fn of(ours: u32, theirs: u32) -> Self {
-        let is_ours_replaced = ours == OVER && theirs == CREATES_FLOWS;
-        let theirs_create = ours == EARLIER_CREATES_FLOWS || is_ours_replaced;
-        if theirs_create && theirs != EARLIER_CREATES_FLOWS { Self::Prepared } else { Self::Switched }
-    }
 }
 
 #[derive(Debug)]
@@ -242,29 +217,24 @@ impl Handover {
         let current = folder.current();
         let mut found = Vec::new();
         for other in folder.versions()?.into_iter().filter(|version| *version != current) {
-            let Some(earlier) = Earlier::read(other)? else { continue };
-            let links = bpffs::entries(&earlier.folder.join("links"))?.len();
-            let creates_flows = mode(&earlier.folder)? != EARLIER_CREATES_FLOWS;
-            found.push(((creates_flows, links), earlier));
+            let links = bpffs::entries(&other.join("links"))?.len();
+            found.extend(Earlier::read(other)?.map(|earlier| (links, earlier)));
         }
-        // Several may exist if an agent was killed during its handover. Flows begin in the one that is in use; if that
-        // is true of several, it is the one with the most links.
-        let Some((_, earlier)) = found.into_iter().max_by_key(|(rank, _)| *rank) else { return Ok(None) };
+        // Several may exist if an agent was killed during its handover; the one with the most links is in use.
+        let Some((_, earlier)) = found.into_iter().max_by_key(|(links, _)| *links) else { return Ok(None) };
         let (from, to) = (earlier.folder.display(), current.display());
         info!(%from, %to, "taking over the data plane of another layout");
-        let progress = if is_pinned(&folder.map(DESCRIPTION))? {
-            Progress::of(mode(&current)?, mode(&earlier.folder)?)
-        } else {
+        let resumed = folder.map(DESCRIPTION).exists();
+        if !resumed {
             cleanup::remove_version(&current)?;
             folder.create_folders()?;
-            Progress::None
-        };
+        }
         let mut handover = Self {
             folder: folder.clone(),
             capacities: earlier.capacities(*capacities)?,
             earlier,
             shared: BTreeSet::new(),
-            progress,
+            resumed,
             copied: HashSet::new(),
             hasher: RandomState::new(),
         };
@@ -279,24 +249,12 @@ impl Handover {
     }
 
     fn share(&mut self) -> Result<(), DatapathError> {
-        if self.progress != Progress::None {
-            self.find_shared();
+        if self.resumed {
             return Ok(());
         }
         self.share_all(&FLOW_MAPS)?;
         self.share_all(&SOCKET_MAPS)?;
         STATE.into_iter().try_for_each(|spec| self.share_all(&[spec]))
-    }
-
-    /// Finds the maps that the killed agent has shared: they are pinned in both folders.
-    fn find_shared(&mut self) {
-        let id = |path: PathBuf| MapInfo::from_pin(path).ok().map(|info| info.id());
-        for spec in FLOW_MAPS.into_iter().chain(SOCKET_MAPS).chain(STATE) {
-            let ours = id(self.folder.map(spec.name));
-            if ours.is_some() && ours == id(self.earlier.folder.join(spec.name)) {
-                self.shared.insert(spec.name);
-            }
-        }
     }
 
     /// Pins the earlier maps in our folder as well, if all of them exist and have our layout and size.
@@ -318,24 +276,13 @@ impl Handover {
         Ok(())
     }
 
-    /// Copies the earlier maps into ours unless ours are complete, and sets which flows our programs create until
-    /// [`Self::finish`]: none, unless flows already begin in our maps. Must be called after our programs are loaded and
-    /// before they are attached.
+    /// Copies the earlier maps into ours, and makes our programs leave unknown flows to the earlier programs. If flows
+    /// have already begun in our maps (`resumed`), copies nothing, and lets our programs create flows. Must be called
+    /// after our programs are loaded and before they are attached.
     pub(crate) fn fill(&mut self, filter: &Filter) -> Result<(), DatapathError> {
-        match self.progress {
-            Progress::None => {
-                self.copy_maps(filter)?;
-                self.set_mode(EARLIER_CREATES_FLOWS)?;
-                // From here on, our maps are complete: the next agent of either version does not start over.
-                describe(&self.folder)?;
-            }
-            Progress::Prepared => self.set_mode(EARLIER_CREATES_FLOWS)?,
-            Progress::Switched => self.set_mode(CREATES_FLOWS)?,
+        if self.resumed {
+            return self.set_mode(CREATES_FLOWS);
         }
-        self.adopt_links(|name| name.contains("-xdp-"))
-    }
-
-    fn copy_maps(&mut self, filter: &Filter) -> Result<(), DatapathError> {
         self.carry::<ServiceKey, Service>(&layout::SERVICES, |key, service| service.sealed(key))?;
         self.copy::<u32, Backend>(&layout::BACKENDS)?;
         self.copy::<u32, u32>(&layout::TABLES)?;
@@ -351,12 +298,14 @@ impl Handover {
         self.copy::<u32, u32>(&layout::SETTINGS_SLOT)?;
         self.copy::<u32, i64>(&layout::ACTIVE_FLOWS)?;
         self.copy_clients()?;
-        self.copy_flows(Pass::Living, filter).map(drop)
+        self.copy_flows(Pass::Living, filter)?;
+        self.adopt_links(|name| name.contains("-xdp-"))?;
+        self.set_mode(EARLIER_CREATES_FLOWS)
     }
 
     /// Copies the remaining flows and removes the earlier data plane. Must be called after our programs are attached to
-    /// all tc hooks. `attach_sockets` must replace the programs of the socket links in our folder, to which this
-    /// function has moved those of the earlier data plane before.
+    /// all tc hooks. `attach_sockets` must replace the programs of the socket links, whose pins this function has moved
+    /// to our folder before.
     pub(crate) fn finish(
         mut self,
         filter: &Filter,
@@ -364,15 +313,9 @@ impl Handover {
     ) -> Result<(), DatapathError> {
         self.copy_flows(Pass::Living, filter)?;
         // From here on, flows begin in our maps.
+        describe(&self.folder)?;
         self.set_mode(CREATES_FLOWS)?;
-        if self.progress != Progress::None {
-            // If the killed agent was of the other version, the earlier programs run before ours, and would go on
-            // creating flows until they are detached.
-            set_mode(&self.earlier.folder, EARLIER_CREATES_FLOWS)?;
-        }
-        self.adopt_links(is_socket_link)?;
-        // The killed agent may have moved all of them without attaching its programs.
-        if links(&self.folder.current(), is_socket_link)?.next().is_some() {
+        if self.adopt_links(|name| name.starts_with("sock_"))? > 0 {
             attach_sockets()?;
         }
         let flows = self.copy_flows(Pass::Rest, filter)?;
@@ -386,17 +329,23 @@ impl Handover {
     }
 
     fn set_mode(&self, mode: u32) -> Result<(), DatapathError> {
-        set_mode(&self.folder.current(), mode)
+        set_mode(&self.folder, mode)
     }
 
-    /// Moves the pinned links whose names match `which` to our folder.
-    fn adopt_links(&self, which: impl Fn(&str) -> bool) -> Result<(), DatapathError> {
-        for (name, link) in links(&self.earlier.folder, which)? {
+    /// Moves the pinned links whose names match `which` to our folder. Returns how many.
+    fn adopt_links(&self, which: impl Fn(&str) -> bool) -> Result<usize, DatapathError> {
+        let mut adopted = 0;
+        for link in bpffs::entries(&self.earlier.folder.join("links"))? {
+            let Some(name) = link.file_name().and_then(|name| name.to_str()).filter(|name| which(name))
+            else {
+                continue;
+            };
             let ours = self.folder.links().join(name);
             bpffs::unpin(&ours)?;
             fs::rename(&link, &ours).map_err(|error| DatapathError::file("move the link", &link, error))?;
+            adopted += 1;
         }
-        Ok(())
+        Ok(adopted)
     }
 
     /// Copies those entries of affinity and sockets that our maps do not have.
@@ -486,32 +435,19 @@ impl Handover {
         let table = filter.flows();
         let mut refused = None;
         for_each_flow(self.slots()?, self.source(&layout::CONNTRACK)?, &mut |key, flow| {
-            if Rank::of(flow) != rank {
-                return Ok(());
-            }
             let lives = flow.seen & (seen::FIN | seen::RST) == 0;
+            if Rank::of(flow) != rank || pass == Pass::Living && !lives || !is_backed(table, key, flow)? {
+                return Ok(());
+            }
             let digest = self.hasher.hash_one(key);
-            if pass == Pass::Living && !lives {
-                // The next pass updates our entry, if the flow lived when an earlier handover copied it.
-                if self.progress == Progress::Prepared && table.get(key)?.is_some() {
-                    self.copied.insert(digest);
-                }
-                return Ok(());
-            }
-            if !is_backed(table, key, flow)? {
-                return Ok(());
-            }
-            let is_copy = self.copied.contains(&digest) || self.progress == Progress::Switched && lives;
+            let is_copy = self.copied.contains(&digest) || self.resumed && lives;
             let marks = Mark::of_entry(key, flow.flags);
             match filter.insert_after(marks, || table.insert_new(key, flow)) {
                 Ok(true) => drop(self.copied.insert(digest)),
                 Ok(false) if is_copy && pass == Pass::Rest => table.merge(key, flow)?,
-                // Until our programs create flows, both entries are of one flow, unless the earlier programs now have
-                // another one with this key. Then that of our entry is over.
-                Ok(false) if pass == Pass::Living && self.progress != Progress::Switched => {
-                    supersede(table, key, flow)?;
-                    self.copied.insert(digest);
-                }
+                // In the pass `Living`, our programs have created no flow yet, so our entry is a copy from the earlier
+                // programs. If they now have another flow with this key, the copied flow is over.
+                Ok(false) if is_copy && !self.resumed => supersede(table, key, flow)?,
                 Ok(false) => {}
                 Err(error) => refused = Some(error),
             }
@@ -583,58 +519,8 @@ fn supersede(table: &FlowTable, key: &Tuple, original: &Flow) -> Result<(), Data
     table.replace(key, original).map(drop)
 }
 
-/// Whether this is the name of the pinned link of a socket program.
-fn is_socket_link(name: &str) -> bool {
-    name.starts_with("sock_")
-}
-
-/// The links that are pinned in the folder `version` (`DIR/lb/vN`), by name, as far as the names match `which`.
-fn links(
-    version: &Path,
-    which: impl Fn(&str) -> bool,
-) -> Result<impl Iterator<Item = (String, PathBuf)>, DatapathError> {
-    let links = bpffs::entries(&version.join("links"))?;
-    Ok(links.into_iter().filter_map(move |link| {
-        let name = link.file_name()?.to_str().filter(|name| which(name))?.to_owned();
-        Some((name, link))
-    }))
-}
-
-/// The map `HANDOVER` of the data plane in the folder `version` (`DIR/lb/vN`); `None` if it is not pinned.
-fn mode_map(version: &Path) -> Result<Option<Table<u32, u32>>, DatapathError> {
-    let path = version.join(layout::HANDOVER.name);
-    is_pinned(&path)?.then(|| Table::open(&layout::HANDOVER, &path)).transpose()
-}
-
-/// Which flows the programs of the data plane in this folder create: one of the values in [`lb_common::handover`].
-fn mode(version: &Path) -> Result<u32, DatapathError> {
-    let Some(map) = mode_map(version)? else { return Ok(OVER) };
-    Ok(map.get(&0)?.unwrap_or(OVER))
-}
-
-/// Sets which flows the programs of the data plane in this folder create. Does nothing if it has no `HANDOVER`.
-pub(crate) fn set_mode(version: &Path, mode: u32) -> Result<(), DatapathError> {
-    mode_map(version)?.map_or(Ok(()), |map| map.update_all(&[0], &[mode]))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn flows_begin_in_the_maps_of_one_data_plane_after_each_step_of_a_handover() {
-        use Progress::{Prepared, Switched};
-        // The modes of the version that takes over and of the other one; what an agent of each finds.
-        for (modes, taking_over, replaced) in [
-            ((EARLIER_CREATES_FLOWS, OVER), Prepared, Switched),
-            ((CREATES_FLOWS, OVER), Switched, Prepared),
-            // An agent of the other version takes the handover back.
-            ((CREATES_FLOWS, EARLIER_CREATES_FLOWS), Switched, Prepared),
-            ((EARLIER_CREATES_FLOWS, CREATES_FLOWS), Prepared, Switched),
-        ] {
-            let (ours, theirs) = modes;
-            let found = (Progress::of(ours, theirs), Progress::of(theirs, ours));
-            assert_eq!(found, (taking_over, replaced), "{modes:?}");
-        }
-    }
+/// Sets which flows our programs create: `mode` is one of those in [`lb_common::handover`].
+pub(crate) fn set_mode(folder: &Folder, mode: u32) -> Result<(), DatapathError> {
+    let table = Table::<u32, u32>::open(&layout::HANDOVER, &folder.map(layout::HANDOVER.name))?;
+    table.update_all(&[0], &[mode])
 }

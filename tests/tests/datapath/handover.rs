@@ -1,22 +1,15 @@
 //! Tests of upgrades: an agent takes over a data plane with another layout, or removes it.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::fs;
 
-use aya::{
-    maps::{Array, Map, MapData},
-    programs::TcAttachType,
-};
+use aya::programs::TcAttachType;
 use lb_common::{
     Address,
-    conntrack::{Flow, Tick, Tuple, flow_flags, seen},
-    handover::{CREATES_FLOWS, EARLIER_CREATES_FLOWS, OVER},
+    conntrack::{Flow, Tick, Tuple, flow_flags},
     protocol,
 };
 use lb_core::plan::Step;
-use lb_datapath::{AttachMode, Capacities, Conntrack, Datapath, Device, Options, Pinned};
+use lb_datapath::{AttachMode, Capacities, Conntrack, Datapath, Options, Pinned};
 
 use super::{
     contents::{backend, key, service, steps},
@@ -202,98 +195,6 @@ fn taken_over_flows_share_no_source_port() {
     insert(&new.conntrack(), routed(5, 12));
     new.finish_handover().unwrap();
     assert_eq!(flows(&new), (vec![(2, 11), (3, 10), (5, 12)], 6), "the fourth client begins again");
-}
-
-/// The map `HANDOVER` of the data plane in a folder.
-fn mode(folder: &Path) -> Array<MapData, u32> {
-    Map::Array(MapData::from_pin(folder.join("HANDOVER")).unwrap()).try_into().unwrap()
-}
-
-/// An upgrade from this version's layout whose agent was killed: the flow tables of the two data planes, and the folder
-/// of the other one. Its programs run before ours, and leave unknown flows to ours. A downgrade begins with this state.
-fn killed_upgrade(sandbox: &Sandbox, wire: &[Device]) -> (Conntrack, Conntrack, PathBuf) {
-    let ours = {
-        let datapath = sandbox.open();
-        sync(&mut datapath.attacher().unwrap(), wire);
-        insert(&datapath.conntrack(), routed(1, 10));
-        insert(&datapath.conntrack(), routed(2, 11));
-        datapath.conntrack()
-    };
-    let [this, other] = [sandbox.pin(""), sandbox.bpffs().join("lb/v1")];
-    let parked = sandbox.bpffs().join("lb/v0");
-    fs::rename(&this, &parked).unwrap();
-    let theirs = {
-        // Maps of another size are copied, not shared.
-        let options = sandbox.options();
-        let capacities = Capacities { conntrack: options.capacities.conntrack * 2, ..options.capacities };
-        let datapath = Datapath::open(&Options { capacities, ..options }).unwrap();
-        sync(&mut datapath.attacher().unwrap(), wire);
-        datapath.conntrack()
-    };
-    fs::hard_link(this.join("links/50-ingress"), this.join("links/50-xdp-native")).unwrap();
-    fs::rename(&this, &other).unwrap();
-    fs::rename(&parked, &this).unwrap();
-    (ours, theirs, other)
-}
-
-/// Replaces an entry of a flow table.
-fn change(conntrack: &Conntrack, key: &Tuple, change: impl Fn(Flow) -> Flow) {
-    let flow = conntrack.table().get(key).unwrap().unwrap();
-    assert!(conntrack.table().remove(key).unwrap());
-    assert!(conntrack.table().insert_new(key, &change(flow)).unwrap());
-}
-
-/// The upgrade was killed before its programs created flows.
-#[test]
-fn downgrade_after_a_killed_upgrade_continues_all_flows() {
-    let sandbox = Sandbox::new();
-    let wire = [wire("wire0", 50)];
-    let (ours, theirs, other) = killed_upgrade(&sandbox, &wire);
-    let [(key, _), _] = routed(1, 10);
-    change(&theirs, &key, |flow| Flow { last_seen: Tick(9), ..flow });
-    insert(&ours, routed(3, 12));
-
-    let mut datapath = sandbox.open();
-    let modes = [sandbox.pin(""), other.clone()].map(|folder| mode(&folder).get(&0, 0).unwrap());
-    assert_eq!(modes, [CREATES_FLOWS, EARLIER_CREATES_FLOWS]);
-    assert!(sandbox.pin("links/50-xdp-native").exists(), "XDP has one link for both versions");
-    fs::remove_file(sandbox.pin("links/50-xdp-native")).unwrap();
-    sync(&mut datapath.attacher().unwrap(), &wire);
-    datapath.finish_handover().unwrap();
-    assert!(!other.exists());
-    eventually(|| tcx("wire0", TcAttachType::Ingress).len() == 1);
-    assert_eq!(flows(&datapath), (vec![(1, 10), (2, 11), (3, 12)], 6));
-    assert_eq!(ours.table().get(&key).unwrap().unwrap().last_seen, Tick(9));
-}
-
-/// The upgrade was killed after its programs began to create flows, so only the other flow table is up to date.
-#[test]
-fn downgrade_after_an_upgrade_that_was_killed_while_it_finished_keeps_the_newest_flows() {
-    let sandbox = Sandbox::new();
-    let wire = [wire("wire0", 50)];
-    let (_, theirs, other) = killed_upgrade(&sandbox, &wire);
-    mode(&other).set(0, CREATES_FLOWS, 0).unwrap();
-    // The first client's flow ends, the second client's flow is replaced, the third client's flow begins.
-    let [(ended, _), _] = routed(1, 10);
-    change(&theirs, &ended, |flow| Flow { seen: seen::FIN, ..flow });
-    for (key, _) in routed(2, 11) {
-        assert!(theirs.table().remove(&key).unwrap());
-    }
-    insert(&theirs, routed(2, 13));
-    insert(&theirs, routed(3, 12));
-
-    let mut datapath = sandbox.open();
-    assert_eq!(mode(&sandbox.pin("")).get(&0, 0).unwrap(), EARLIER_CREATES_FLOWS, "theirs run first");
-    fs::remove_file(sandbox.pin("links/50-xdp-native")).unwrap();
-    sync(&mut datapath.attacher().unwrap(), &wire);
-    let modes = [mode(&sandbox.pin("")), mode(&other)];
-    datapath.finish_handover().unwrap();
-    let modes = modes.map(|mode| mode.get(&0, 0).unwrap());
-    assert_eq!(modes, [OVER, EARLIER_CREATES_FLOWS], "no flow began in their maps at the end");
-    // One entry is the old reverse entry of the second client, which expires.
-    assert_eq!(flows(&datapath), (vec![(1, 10), (2, 13), (3, 12)], 7));
-    let ended = datapath.conntrack().table().get(&ended).unwrap().unwrap();
-    assert_eq!(ended.seen & seen::FIN, seen::FIN, "the flow does not look alive for a day");
 }
 
 /// Backends may have free slots between them, so the new map must have room for the highest used slot, not only for the
