@@ -87,9 +87,11 @@ fn cluster_ip_of_another_proxy_is_left_to_it() {
     node.feed("nft", &["-f", "-"], &rules_of_another_proxy(2, pod)).unwrap();
     for family in [0, 1] {
         let to = ClusterIp.of(2, (Protocol::Tcp, family));
-        let seen = probe(lan.netns("pod1"), to, Protocol::Tcp);
-        let answers = matches!(&seen, Observation::Answered(answer) if answer.server == "pod2");
-        assert!(answers, "{to}: {seen:?}");
+        let answers = || {
+            let seen = probe(lan.netns("pod1"), to, Protocol::Tcp);
+            matches!(&seen, Observation::Answered(answer) if answer.server == "pod2").then_some(())
+        };
+        wait_for(PATIENCE, answers).unwrap_or_else(|| panic!("{to}: no answer of pod2"));
         let unassigned = ClusterIp.of(99, (Protocol::Tcp, family));
         assert_eq!(probe_briefly(lan.netns("pod1"), unassigned, Protocol::Tcp), Observation::Silent);
     }
