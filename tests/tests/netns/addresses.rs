@@ -93,7 +93,12 @@ fn cluster_ip_of_another_proxy_is_left_to_it() {
         };
         wait_for(PATIENCE, answers).unwrap_or_else(|| panic!("{to}: no answer of pod2"));
         let unassigned = ClusterIp.of(99, (Protocol::Tcp, family));
-        assert_eq!(probe_briefly(lan.netns("pod1"), unassigned, Protocol::Tcp), Observation::Silent);
+        // The agent begins to drop such packets once it has written the addresses of all Services.
+        let is_dropped = || {
+            let seen = probe_briefly(lan.netns("pod1"), unassigned, Protocol::Tcp);
+            (seen == Observation::Silent).then_some(())
+        };
+        wait_for(PATIENCE, is_dropped).expect("packets to an address that nobody has are dropped");
     }
 }
 
