@@ -37,12 +37,6 @@ impl Checksum {
         }
     }
 
-    /// Whether the device that sends the packet may be to compute the checksum.
-    #[inline(always)]
-    pub(super) fn may_be_left_to_device(self) -> bool {
-        matches!(self, Self::LeftToDevice | Self::Unknown)
-    }
-
     /// Whether the kernel may keep a sum over the frame, which a change of the packet must update.
     #[inline(always)]
     pub(super) fn may_have_frame_sum(self) -> bool {

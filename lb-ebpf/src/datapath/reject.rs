@@ -14,6 +14,7 @@ use lb_ebpf::{
 };
 
 use super::{
+    checksum::Checksum,
     early_return::{number_of, outcome_of, rewritten},
     events,
     rewrite::{self, Compensation},
@@ -164,7 +165,7 @@ fn message_checksum(message: &mut [u8; MESSAGE], length: u32, answer: &Tuple) ->
 fn network_header(skb: &mut Skb, packet: &Packet, answer: &Tuple, payload: u32) -> Result<u32, Outcome> {
     let Headers { l3, l4: old, is_v4 } = packet.headers;
     let l4 = l3 + if is_v4 { lengths::IPV4 } else { lengths::IPV6 };
-    let surplus = if skb.checksum().may_be_left_to_device() { old + 2 } else { 0 };
+    let surplus = if is_left_to_device(skb) { old + 2 } else { 0 };
     skb.resize(l4 + payload + surplus)?;
     if surplus != 0 {
         finish_checksum(skb, surplus)?;
@@ -175,6 +176,17 @@ fn network_header(skb: &mut Skb, packet: &Packet, answer: &Tuple, payload: u32) 
         skb.store_summed(l3, &ipv6_header(answer, payload as u16))?;
     }
     Ok(l4)
+}
+
+/// Whether the device that sends the packet is to compute its checksum. (If the kernel does not show that, it is known
+/// only of a packet that the device is to split.)
+#[inline(always)]
+fn is_left_to_device(skb: &Skb) -> bool {
+    match skb.checksum() {
+        Checksum::LeftToDevice => true,
+        Checksum::Unknown => skb.segment_size().is_some(),
+        Checksum::InPacket | Checksum::FrameSummed => false,
+    }
 }
 
 /// Takes from the device the task to compute the packet's checksum (`CHECKSUM_PARTIAL`), which stays with the buffer of
