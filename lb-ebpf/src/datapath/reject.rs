@@ -160,6 +160,11 @@ fn message_checksum(message: &mut [u8; MESSAGE], length: u32, answer: &Tuple) ->
 
 /// Resizes the frame for an answer with `payload` bytes and writes its network header; returns the offset of the
 /// payload.
+///
+/// The task to compute the packet's checksum (`CHECKSUM_PARTIAL`) stays with the buffer of the packet: the device would
+/// write into the answer, at the place where the packet had its checksum. The kernel ends the task when a packet loses
+/// the bytes in front of its transport header, and one more word (`skb_postpull_rcsum`); so the buffer of such a packet
+/// gets that `surplus`, and loses it.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "answers have at most MESSAGE bytes of payload")]
 fn network_header(skb: &mut Skb, packet: &Packet, answer: &Tuple, payload: u32) -> Result<u32, Outcome> {
@@ -168,7 +173,7 @@ fn network_header(skb: &mut Skb, packet: &Packet, answer: &Tuple, payload: u32) 
     let surplus = if is_left_to_device(skb) { old + 2 } else { 0 };
     skb.resize(l4 + payload + surplus)?;
     if surplus != 0 {
-        finish_checksum(skb, surplus)?;
+        skb.adjust_room(-surplus.cast_signed(), 0)?;
     }
     if is_v4 {
         skb.store_summed(l3, &ipv4_header(answer, payload as u16))?;
@@ -187,13 +192,4 @@ fn is_left_to_device(skb: &Skb) -> bool {
         Checksum::Unknown => skb.segment_size().is_some(),
         Checksum::InPacket | Checksum::FrameSummed => false,
     }
-}
-
-/// Takes from the device the task to compute the packet's checksum (`CHECKSUM_PARTIAL`), which stays with the buffer of
-/// the packet: the device would write into the answer, at the place where the packet had its checksum. The kernel ends
-/// the task when a packet loses the bytes in front of its transport header, and one more word (`skb_postpull_rcsum`); so
-/// the buffer has `surplus` bytes more than the answer.
-#[inline(always)]
-fn finish_checksum(skb: &mut Skb, surplus: u32) -> Result<(), Outcome> {
-    skb.shorten(surplus)
 }

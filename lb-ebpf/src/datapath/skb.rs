@@ -280,10 +280,12 @@ impl Skb {
         if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 
-    /// Removes `bytes` between the Ethernet header and the network header, so that the rest of the frame moves forward.
+    /// Inserts `bytes` between the Ethernet header and the network header; if `bytes` is negative, removes so many bytes
+    /// from there. `flags` are `BPF_F_ADJ_ROOM_*`.
     #[inline(always)]
-    pub(super) fn shorten(&mut self, bytes: u32) -> Result<(), Outcome> {
-        self.ctx.adjust_room(-bytes.cast_signed(), BPF_ADJ_ROOM_MAC, 0).map_err(|_| Outcome::RewriteFailed)
+    pub(super) fn adjust_room(&mut self, bytes: i32, flags: u32) -> Result<(), Outcome> {
+        let adjusted = self.ctx.adjust_room(bytes, BPF_ADJ_ROOM_MAC, u64::from(flags));
+        adjusted.map_err(|_| Outcome::RewriteFailed)
     }
 
     /// Sends the packet back through the device that it came from; at the catch device, to the stack.

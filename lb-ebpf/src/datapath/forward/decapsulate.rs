@@ -6,10 +6,7 @@
 //! tunnel does not begin at a node of the cluster. All other packets pass unchanged: this node may only be a router on
 //! their path.
 
-use aya_ebpf::{
-    Global,
-    bindings::{BPF_F_ADJ_ROOM_FIXED_GSO, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC},
-};
+use aya_ebpf::{Global, bindings::BPF_F_ADJ_ROOM_FIXED_GSO};
 use lb_common::{
     Address, Choice, FrontendKind, Outcome, Service, ServiceKey, backend_flags,
     conntrack::{Flow, Tuple},
@@ -302,8 +299,7 @@ fn is_peer(address: &Address) -> bool {
 /// no `BPF_F_ADJ_ROOM_DECAP_L3_*`, which exist since Linux 6.3.)
 #[inline(always)]
 pub(super) fn take_out(skb: &mut Skb, packet: &mut Packet, bytes: u32) -> Result<(), Outcome> {
-    let flags = u64::from(BPF_F_ADJ_ROOM_FIXED_GSO);
-    skb.ctx.adjust_room(-(bytes as i32), BPF_ADJ_ROOM_MAC, flags).map_err(|_| Outcome::RewriteFailed)?;
+    skb.adjust_room(-bytes.cast_signed(), BPF_F_ADJ_ROOM_FIXED_GSO)?;
     packet.headers.l3 = packet.headers.l3.wrapping_sub(bytes);
     packet.headers.l4 = packet.headers.l4.wrapping_sub(bytes);
     Ok(())

@@ -6,7 +6,7 @@
 
 use aya_ebpf::bindings::{
     __sk_buff, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, BPF_F_ADJ_ROOM_ENCAP_L4_UDP,
-    BPF_F_ADJ_ROOM_FIXED_GSO, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+    BPF_F_ADJ_ROOM_FIXED_GSO,
 };
 use lb_common::{
     Outcome,
@@ -95,6 +95,5 @@ fn add_headers(skb: &mut Skb, headers: &Headers, flow: &Flow) -> Result<(), Outc
 fn make_room(skb: &mut Skb, bytes: u32, is_v4: bool, is_gue: bool) -> Result<(), Outcome> {
     let network = if is_v4 { BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 } else { BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 };
     let transport = if is_gue { BPF_F_ADJ_ROOM_ENCAP_L4_UDP } else { 0 };
-    let flags = u64::from(network | transport | BPF_F_ADJ_ROOM_FIXED_GSO);
-    skb.ctx.adjust_room(bytes as i32, BPF_ADJ_ROOM_MAC, flags).map_err(|_| Outcome::RewriteFailed)
+    skb.adjust_room(bytes.cast_signed(), network | transport | BPF_F_ADJ_ROOM_FIXED_GSO)
 }
