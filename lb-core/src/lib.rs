@@ -33,6 +33,7 @@ mod ip;
 mod kubelet_probes;
 mod last_good;
 pub mod lease;
+pub mod listing;
 pub mod load_balancer;
 mod mirror;
 pub mod model;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{advertisement::Advertised, holders::Holder};
-use crate::{load_balancer::Pool, model::ObjectName};
+use crate::{listing::first_few, load_balancer::Pool, model::ObjectName};
 
 /// Maximum number of addresses that the text of an [`Uncovered`] names.
 const NAMED: usize = 5;
@@ -158,11 +158,6 @@ impl fmt::Display for Uncovered {
             let services: Vec<String> = services.iter().map(ToString::to_string).collect();
             format!("{ip} ({})", services.join(", "))
         };
-        let texts: Vec<String> = addresses.iter().take(NAMED).map(named).collect();
-        let more = match addresses.len().saturating_sub(NAMED) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
         let (what, advice) = match pool {
             Some(pool) => (
                 format!("pool \"{pool}\": {missing} covers it"),
@@ -173,7 +168,7 @@ impl fmt::Display for Uncovered {
                 "restore their pool, unless routers have routes to them",
             ),
         };
-        let addresses = texts.join(", ");
-        write!(formatter, "{what}, so no node with these settings announces {addresses}{more}: {advice}")
+        let addresses = first_few(addresses.iter().map(named), NAMED);
+        write!(formatter, "{what}, so no node with these settings announces {addresses}: {advice}")
     }
 }

@@ -3,7 +3,7 @@
 use std::{fmt, net::IpAddr, sync::Arc};
 
 use super::{AddressRange, Pool, Terms};
-use crate::{family::Family, model::ObjectName};
+use crate::{family::Family, listing::first_few, model::ObjectName};
 
 /// Why a Service gets no address, or not the address that it names.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -185,17 +185,11 @@ pub struct NodesInPool {
 impl fmt::Display for NodesInPool {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pool, nodes } = self;
-        let texts: Vec<String> =
-            nodes.iter().take(NAMED).map(|(ip, node)| format!("{ip} ({node})")).collect();
-        let more = match nodes.len().saturating_sub(NAMED) {
-            0 => String::new(),
-            more => format!(" and {more} more"),
-        };
+        let nodes = first_few(nodes.iter().map(|(ip, node)| format!("{ip} ({node})")), NAMED);
         write!(
             formatter,
-            "pool {pool:?} contains addresses of Nodes: {}{more}; a Service gets such an address only if it names it: take \
-             them out of the pool",
-            texts.join(", ")
+            "pool {pool:?} contains addresses of Nodes: {nodes}; a Service gets such an address only if it names it: take \
+             them out of the pool"
         )
     }
 }

@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, fs, io, net::IpAddr, ops::RangeInclusive, path:
 
 use aya::{maps::MapType, sys::is_map_supported, util::KernelVersion};
 use lb_common::Settings;
+use lb_core::listing::first_few;
 
 use crate::{
     attach::xdp,
@@ -335,11 +336,8 @@ fn ipsec_probe(found: Result<Vec<(OutPolicy, Vec<IpAddr>)>, DatapathError>) -> P
     match found {
         Ok(policies) if policies.is_empty() => Probe::ok(NAME, "none for the address of a Service"),
         Ok(policies) => {
-            let line = |(policy, vips): &(OutPolicy, Vec<IpAddr>)| match vips.as_slice() {
-                [first, others @ ..] if !others.is_empty() => {
-                    format!("{policy}: {first} and {} more", others.len())
-                }
-                vips => format!("{policy}: {}", vips.iter().map(ToString::to_string).collect::<String>()),
+            let line = |(policy, vips): &(OutPolicy, Vec<IpAddr>)| {
+                format!("{policy}: {}", first_few(vips.iter().map(ToString::to_string), 1))
             };
             Probe::degraded(NAME, policies.iter().map(line).collect::<Vec<_>>().join("\n"), ADVICE)
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use comfy_table::{Cell, Table};
 use jiff::Timestamp;
+use lb_core::listing::first_few;
 use lb_output::age;
 use lb_web::{Problem, Severity};
 
@@ -218,12 +219,7 @@ pub(super) fn node_lines(node: &NodeReport) -> String {
 /// The first items of a list as text, and how many more there are.
 pub(super) fn some_of<T: ToString>(list: &[T]) -> String {
     const FEW: usize = 6;
-    let texts: Vec<String> = list.iter().take(FEW).map(ToString::to_string).collect();
-    match (texts.is_empty(), list.len().saturating_sub(FEW)) {
-        (true, _) => "none".to_owned(),
-        (false, 0) => texts.join(", "),
-        (false, more) => format!("{} and {more} more", texts.join(", ")),
-    }
+    if list.is_empty() { "none".to_owned() } else { first_few(list.iter().map(ToString::to_string), FEW) }
 }
 
 /// One row for each program and kind of attachment; without `all`, long lists of devices end early.
