@@ -1,10 +1,13 @@
 //! The report on each announced address, for `status` and `announce list`.
 
-use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt, net::IpAddr, sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use lb_common::{Announcement, Heard};
-use lb_core::announce::{bgp::AnnouncedAddress, coverage::Unannounced, election::Candidacy, lease::Nanos};
+use lb_core::{
+    announce::{bgp::AnnouncedAddress, coverage::Unannounced, election::Candidacy, lease::Nanos},
+    model::ObjectName,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{devices::Wire, frames, held::Held};
@@ -101,21 +104,12 @@ pub(crate) fn means(by: AnnouncedBy, advertisements: &[String]) -> String {
 impl AnnouncementReport {
     /// The report on an address that no advertisement covers.
     pub(super) fn unannounced(Unannounced { address, pool, services }: &Unannounced) -> Self {
-        Self {
-            address: *address,
-            pool: pool.as_deref().unwrap_or_default().to_owned(),
-            services: services.iter().map(ToString::to_string).collect(),
-            by: AnnouncedBy::Nothing,
-            advertisements: Vec::new(),
-            node: None,
-            here: false,
-            interfaces: Vec::new(),
-            since: None,
-            expires_in_ms: None,
-            answers: 0,
-            conflicts: 0,
-            conflict_mac: None,
-        }
+        Self::without_announcement(
+            *address,
+            pool.as_deref().unwrap_or_default(),
+            services,
+            AnnouncedBy::Nothing,
+        )
     }
 
     /// The report on an address that the node `this` announces by BGP, or would announce if the table of the BGP daemon
@@ -128,15 +122,31 @@ impl AnnouncementReport {
     ) -> Self {
         let AnnouncedAddress { services, advertisements, routes: _ } = announced;
         Self {
-            address,
-            pool: pool.to_owned(),
-            services: services.iter().map(ToString::to_string).collect(),
-            by: AnnouncedBy::Bgp,
             advertisements: advertisements.iter().map(ToString::to_string).collect(),
             node: age.map(|_| this.to_owned()),
             here: age.is_some(),
-            interfaces: Vec::new(),
             since: age.and_then(|age| Some(Timestamp::now() - SignedDuration::try_from(age).ok()?)),
+            ..Self::without_announcement(address, pool, services, AnnouncedBy::Bgp)
+        }
+    }
+
+    /// The report on an address that no node announces by the protocol `by`.
+    fn without_announcement(
+        address: IpAddr,
+        pool: &str,
+        services: &BTreeSet<ObjectName>,
+        by: AnnouncedBy,
+    ) -> Self {
+        Self {
+            address,
+            pool: pool.to_owned(),
+            services: services.iter().map(ToString::to_string).collect(),
+            by,
+            advertisements: Vec::new(),
+            node: None,
+            here: false,
+            interfaces: Vec::new(),
+            since: None,
             expires_in_ms: None,
             answers: 0,
             conflicts: 0,
@@ -214,8 +224,8 @@ mod tests {
     #[test]
     fn report_of_an_older_agent_is_about_layer_2() {
         let announced = AnnouncedAddress {
-            services: [lb_core::model::ObjectName::new("default", "web")].into(),
-            advertisements: [lb_core::model::ObjectName::new("m", "a")].into(),
+            services: [ObjectName::new("default", "web")].into(),
+            advertisements: [ObjectName::new("m", "a")].into(),
             ..AnnouncedAddress::default()
         };
         let address = "203.0.113.1".parse().unwrap();
