@@ -36,9 +36,11 @@ pub(super) fn applicable(
     if ignored.is_empty() {
         return Some((Cow::Borrowed(all), ignored));
     }
-    let applies = |name: &str| why(service, origin, name).is_none();
-    let rest = all.iter().filter(|(name, _)| applies(name));
-    Some((Cow::Owned(rest.map(|(name, value)| (name.clone(), value.clone())).collect()), ignored))
+    let mut rest = all.clone();
+    for IgnoredAnnotation { annotation, .. } in &ignored {
+        rest.remove(&**annotation);
+    }
+    Some((Cow::Owned(rest), ignored))
 }
 
 /// Why an annotation does not apply to a Service; `None` if it applies.
