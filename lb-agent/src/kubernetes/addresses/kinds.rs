@@ -73,9 +73,9 @@ impl Keyed for Namespace {
 #[serde(transparent)]
 pub(super) struct AnyNode(api::Node);
 
-/// The addresses of a node and of its pods.
+/// The addresses of a node and of its pods, which load balancers shall not get.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct NodeAddresses {
+pub(super) struct ReservedByNode {
     /// Each `InternalIP` and `ExternalIP`: pools give none of them to a Service that does not name it.
     pub(super) own: Vec<IpAddr>,
     /// The networks of the node's pods, which no pool may overlap.
@@ -89,10 +89,10 @@ impl Read for AnyNode {
 impl Keyed for AnyNode {
     const NAME: &str = "Node";
     const NAMESPACED: bool = false;
-    type Content = NodeAddresses;
+    type Content = ReservedByNode;
 
     fn content(&self, _name: &ObjectName) -> Result<Converted<Self::Content>, ConvertError> {
-        Ok(NodeAddresses { own: all_ips(&self.0).collect(), pods: pod_cidrs(&self.0) }.into())
+        Ok(ReservedByNode { own: all_ips(&self.0).collect(), pods: pod_cidrs(&self.0) }.into())
     }
 }
 

@@ -30,7 +30,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     AddressOptions, AddressReport, Term,
-    kinds::{AnyNode, AnyService, Namespace, NodeAddresses},
+    kinds::{AnyNode, AnyService, Namespace, ReservedByNode},
     retry::Retries,
     update,
 };
@@ -118,7 +118,7 @@ struct Leader<'a> {
     /// The watch of Nodes, which name their addresses and the networks of their pods.
     nodes: Option<Watch<AnyNode>>,
     /// The addresses of each Node and of its pods.
-    node_addresses: BTreeMap<ObjectName, NodeAddresses>,
+    node_addresses: BTreeMap<ObjectName, ReservedByNode>,
     /// The zero of the controller's clock.
     start: Instant,
     /// When the pools will have been unchanged for [`QUIET`]; `None` once they have been.
@@ -207,7 +207,7 @@ impl<'a> Leader<'a> {
         let reserved = cidrs.iter().chain(&self.options.reserved).chain(pods);
         let reserved = reserved.map(|net| (*net).into()).collect();
         self.controller.set_reserved(reserved);
-        let addresses = |(name, node): (&ObjectName, &NodeAddresses)| {
+        let addresses = |(name, node): (&ObjectName, &ReservedByNode)| {
             let name = Arc::clone(&name.name);
             node.own.clone().into_iter().map(move |ip| (ip, Arc::clone(&name)))
         };
