@@ -38,7 +38,7 @@ const LONGEST_REQUEST: Duration = Duration::from_secs(23);
 /// How long a client may neither read nor acknowledge what the agent has sent.
 const LONGEST_STALL: Duration = LONGEST_REQUEST;
 
-/// What clients may use.
+/// How many connections clients may open, and for how long.
 #[derive(Clone, Copy)]
 struct Limits {
     /// The maximum number of connections.

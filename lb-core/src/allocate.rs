@@ -30,12 +30,12 @@ use crate::{
 /// The range of node ports that an API server uses by default.
 pub const DEFAULT_NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 
-/// What happens to a Service that requests a cluster IP outside the ranges.
+/// Whether a Service gets a cluster IP outside the ranges if it requests one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutsideRanges {
-    /// The Service gets it: nobody has said which ranges there are.
+    /// It does: the user has set no ranges, and the default ranges are a guess.
     Accepted,
-    /// It is refused, as by an API server.
+    /// It does not, as with an API server.
     Refused,
 }
 

@@ -21,8 +21,8 @@ pub struct Kernel {
     /// The packet socket that sends announcements. [`Self::serve`] opens it for the first address, so an agent that
     /// announces none does not need `CAP_NET_RAW`.
     socket: Option<AnnounceSocket>,
-    /// What the last call of [`Self::serve`] could not do; only new failures are logged, because it is called several
-    /// times a second.
+    /// The failures of the last call of [`Self::serve`]. It runs several times a second, so it logs only failures that
+    /// are not in this list.
     failures: Vec<String>,
 }
 

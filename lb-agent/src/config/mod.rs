@@ -79,8 +79,8 @@ pub struct Config {
     pub devices: DevicePatterns,
     /// Ranges of cluster IPs, at most one for each family; `None` to use those that the API server names.
     pub service_ranges: Option<Vec<IpNet>>,
-    /// What happens to a Service of a manifest that requests a cluster IP outside `service_ranges`. Only ranges that
-    /// somebody has named bind.
+    /// Whether a Service of a manifest gets a cluster IP outside `service_ranges` if it requests one. Refused only if
+    /// the user has set the ranges, because the default ranges are a guess.
     pub other_cluster_ips: OutsideRanges,
     /// Whether packets to unassigned addresses in the ranges of cluster IPs are dropped. False for the default ranges,
     /// which may contain addresses of other machines.

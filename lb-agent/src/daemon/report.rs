@@ -1,5 +1,5 @@
-//! What the agent reports about itself: its answer at the status socket, as data. The serialised names are part of the
-//! JSON interface.
+//! The agent's report on itself, which it sends to clients of the status socket. The serialised field names are part of
+//! the JSON interface.
 
 use std::{
     collections::BTreeMap,
@@ -75,7 +75,7 @@ pub struct Report {
     /// Load balancers' addresses that no advertisement covers. Older agents do not report them.
     #[serde(default)]
     pub unannounced: Vec<AnnouncementReport>,
-    /// What is announced by BGP; `None` without `--announce-table`. Older agents do not report it.
+    /// The state of the announcement by BGP; `None` without `--announce-table`. Older agents do not report it.
     #[serde(default)]
     pub bgp: Option<BgpReport>,
     /// Full or nearly full maps, exhausted ports, and lost pins. Older agents do not report them.

@@ -11,7 +11,7 @@ pub struct ManifestsOptions {
     pub dir: PathBuf,
     /// Ranges of cluster IPs, at most one per family. The family of the first range is the default of Services.
     pub cluster_ip_ranges: Vec<IpNet>,
-    /// What happens to a Service that requests a cluster IP outside these ranges.
+    /// Whether a Service gets a cluster IP outside these ranges if it requests one.
     pub other_cluster_ips: OutsideRanges,
     /// Networks of pods, as far as they are known; no pool of load balancers' addresses may overlap them.
     pub pod_networks: Vec<IpNet>,

@@ -32,7 +32,7 @@ pub(super) struct Passwords {
     secrets: BTreeMap<ObjectName, Found>,
 }
 
-/// What is known of a Secret after an attempt to read it.
+/// A Secret as the last attempts to read it left it: the password, and when to read it again.
 struct Found {
     /// The last password that the Secret had; `None` if it was never read.
     password: Option<String>,
