@@ -55,7 +55,7 @@ enum Task {
     /// Change Services and kill agents at random under traffic, and check that nothing fails or leaks (needs root)
     Soak(soak::Args),
     /// Build a Debian package of the agent, with a systemd unit, man pages and completions
-    Package,
+    Package(package::Args),
     /// Build an OCI image of the agent, without Docker
     Image(image::Args),
 }
@@ -89,7 +89,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Bench(args) => bench::run(&args, &agent::prepare(Profile::Release)?),
         Task::Fuzz(args) => fuzz::run(&args),
         Task::Soak(args) => soak::run(&args, &agent::prepare(Profile::Release)?),
-        Task::Package => package::run(&agent::prepare(Profile::Release)?),
+        Task::Package(args) => package::run(&args, &agent::prepare(Profile::Release)?),
         Task::Image(args) => image::run(&args),
     }
 }

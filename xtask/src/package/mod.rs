@@ -10,13 +10,22 @@ use crate::process::run as run_command;
 use crate::release;
 
 mod files;
+mod guest;
 mod needs;
 mod sbom;
 
 use self::files::{File, Generated};
 
+/// Arguments of `package`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Then install the package in an emulated Debian with systemd, serve another host, and remove it (needs root)
+    #[arg(long)]
+    guest: bool,
+}
+
 /// Creates a package of this agent, checks it, and prints its path.
-pub(crate) fn run(agent: &Path) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args, agent: &Path) -> anyhow::Result<()> {
     let folder = release::empty_folder("package")?;
     let agent = release::stripped(agent, &folder)?;
     let generated = generate(&agent, &folder)?;
@@ -24,6 +33,9 @@ pub(crate) fn run(agent: &Path) -> anyhow::Result<()> {
     let files = files::files(program, generated)?;
     let package = build(&folder, &files, release::source_date()?)?;
     release::check_version(&version_in(&package, &folder.join("unpacked"))?)?;
+    if args.guest {
+        guest::run(&package, &folder)?;
+    }
     release::print_result(&package)
 }
 

@@ -15,19 +15,19 @@ use crate::setup::apt_get;
 pub(super) const DEFAULTS: [&str; 2] = ["6.1", "6.12"];
 
 /// The kernel of a guest, with its modules.
-pub(super) struct Kernel {
+pub(crate) struct Kernel {
     /// The value of `--kernel`.
     pub(super) name: String,
     /// The output of `uname -r`.
-    pub(super) release: String,
+    pub(crate) release: String,
     /// The compressed image for a boot loader.
     pub(super) image: PathBuf,
     /// `lib/modules/RELEASE`, with the files of depmod.
-    pub(super) modules: PathBuf,
+    pub(crate) modules: PathBuf,
 }
 
 /// Finds a kernel by version or path, or the kernel of this machine (`host`).
-pub(super) fn find(name: &str) -> anyhow::Result<Kernel> {
+pub(crate) fn find(name: &str) -> anyhow::Result<Kernel> {
     if name == "host" {
         return of_host();
     }

@@ -23,12 +23,12 @@ mod docs;
 mod folders;
 pub(crate) mod guest;
 mod image;
-mod kernel;
+pub(crate) mod kernel;
 mod plan;
-mod qemu;
+pub(crate) mod qemu;
 mod report;
 mod skips;
-mod tree;
+pub(crate) mod tree;
 mod wire;
 
 use self::folders::folder;

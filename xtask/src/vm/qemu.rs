@@ -17,7 +17,7 @@ use super::report::{Record, Report};
 use super::wire::{self, Wires};
 
 /// The emulator.
-pub(super) const PROGRAM: &str = "qemu-system-x86_64";
+pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 /// Memory of a guest.
 const MEMORY: &str = "3072M";
 /// How long a guest may report nothing before it counts as hung: longer than a test may print nothing.
@@ -32,7 +32,7 @@ const KERNEL_ERRORS: [&str; 6] =
 
 /// How the guest's instructions are executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Accelerator {
+pub(crate) enum Accelerator {
     /// By the CPU itself, with hardware virtualization.
     Kvm,
     /// In qemu's emulator, at least ten times slower.
@@ -82,7 +82,7 @@ fn cpus() -> usize {
 
 /// Finds the accelerator by booting a guest with KVM: `/dev/kvm` may exist and still be unable to run an ordinary
 /// guest.
-pub(super) fn accelerator(kernel: &Kernel) -> anyhow::Result<Accelerator> {
+pub(crate) fn accelerator(kernel: &Kernel) -> anyhow::Result<Accelerator> {
     if !Path::new("/dev/kvm").exists() {
         return Ok(Accelerator::Tcg);
     }
@@ -111,7 +111,7 @@ fn remove_old(path: &Path) -> anyhow::Result<()> {
 }
 
 /// Adds the arguments of every guest.
-fn configure(
+pub(crate) fn configure(
     command: &mut Command,
     kernel: &Kernel,
     accelerator: Accelerator,
@@ -132,15 +132,15 @@ fn configure(
 }
 
 /// A running qemu; killed when dropped.
-struct Guest(Child);
+pub(crate) struct Guest(Child);
 
 impl Guest {
-    fn start(mut command: Command) -> anyhow::Result<Self> {
+    pub(crate) fn start(mut command: Command) -> anyhow::Result<Self> {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         Ok(Self(child.with_context(|| format!("cannot start {PROGRAM}"))?))
     }
 
-    fn is_running(&mut self) -> io::Result<bool> {
+    pub(crate) fn is_running(&mut self) -> io::Result<bool> {
         Ok(self.0.try_wait()?.is_none())
     }
 }

@@ -19,24 +19,24 @@ enum Node {
 
 /// Entries by absolute path, in the order of the archive: a folder comes before its entries.
 #[derive(Default)]
-pub(super) struct Tree {
+pub(crate) struct Tree {
     nodes: BTreeMap<PathBuf, Node>,
 }
 
 impl Tree {
     /// Adds an empty folder.
-    pub(super) fn folder(&mut self, path: impl AsRef<Path>) {
+    pub(crate) fn folder(&mut self, path: impl AsRef<Path>) {
         self.nodes.entry(path.as_ref().to_owned()).or_insert(Node::Folder);
     }
 
     /// Adds a file with this content.
-    pub(super) fn text(&mut self, path: impl AsRef<Path>, text: impl Into<Vec<u8>>) {
+    pub(crate) fn text(&mut self, path: impl AsRef<Path>, text: impl Into<Vec<u8>>) {
         self.parents(path.as_ref());
         self.nodes.insert(path.as_ref().to_owned(), Node::Text(text.into()));
     }
 
     /// Adds a copy of the file `from`.
-    pub(super) fn file(&mut self, path: impl AsRef<Path>, from: &Path) -> anyhow::Result<()> {
+    pub(crate) fn file(&mut self, path: impl AsRef<Path>, from: &Path) -> anyhow::Result<()> {
         let mode = fs::metadata(from).with_context(|| format!("cannot read {}", from.display()))?;
         self.parents(path.as_ref());
         let node = Node::File { from: from.to_owned(), mode: mode.permissions().mode() & 0o777 };
@@ -45,7 +45,7 @@ impl Tree {
     }
 
     /// Adds a symbolic link.
-    pub(super) fn link(&mut self, path: impl AsRef<Path>, target: impl Into<PathBuf>) {
+    pub(crate) fn link(&mut self, path: impl AsRef<Path>, target: impl Into<PathBuf>) {
         self.parents(path.as_ref());
         self.nodes.insert(path.as_ref().to_owned(), Node::Link(target.into()));
     }
@@ -61,7 +61,7 @@ impl Tree {
     }
 
     /// Adds the contents of the folder `from` below `path`.
-    pub(super) fn copy_below(&mut self, path: &Path, from: &Path) -> anyhow::Result<()> {
+    pub(crate) fn copy_below(&mut self, path: &Path, from: &Path) -> anyhow::Result<()> {
         self.parents(path);
         self.folder(path);
         let context = || format!("cannot read {}", from.display());
@@ -112,7 +112,7 @@ impl Tree {
     }
 
     /// Writes the archive in the format of an initramfs.
-    pub(super) fn write(&self, archive: &Path) -> anyhow::Result<()> {
+    pub(crate) fn write(&self, archive: &Path) -> anyhow::Result<()> {
         let file = File::create(archive).with_context(|| format!("cannot create {}", archive.display()))?;
         let mut to = BufWriter::new(file);
         for (number, (path, node)) in (1..).zip(&self.nodes) {

@@ -1,0 +1,181 @@
+//! `cargo xtask package --guest`: the package in a fresh Debian with systemd, emulated by qemu. Another host reaches the
+//! Service of Kubernetes' documentation there by name, until the package is removed.
+//!
+//! ```text
+//! image    the root file system of the guest      shell    commands in the guest
+//! network  the wire, and the other host at its end
+//! ```
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use lb_tests::cleanup;
+
+use crate::setup;
+use crate::user::is_root;
+use crate::vm;
+
+mod image;
+mod network;
+mod shell;
+
+use self::network::OtherHost;
+use self::shell::Shell;
+
+/// The guest's Debian release, and the version of its kernel.
+const RELEASE: (&str, &str) = ("bookworm", "6.1");
+/// Programs that build and run the guest, with their packages.
+const TOOLS: [(&str, &str); 4] = [
+    ("mmdebstrap", "mmdebstrap"),
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("depmod", "kmod"),
+    ("curl", "curl"),
+];
+/// Path of the package in the guest.
+const PACKAGE: &str = "/root/lb-agent.deb";
+/// The Service and its endpoint, as Kubernetes' documentation of Services has them.
+const SERVICE: &str = include_str!("my-service.yaml");
+/// Settings that the administrator adds to those of the package.
+const SETTINGS: &str = "dnsBindAddress: [10.1.0.1]\n";
+/// What docs/package.md prescribes for a DNS server at port 53.
+const OVERRIDE: &str = "[Service]\nCapabilityBoundingSet=CAP_NET_BIND_SERVICE\n";
+/// What the server behind the Service answers.
+const ANSWER: &str = "the endpoint of my-service";
+/// Number of requests that must succeed in a row while the agent is away.
+const REQUESTS: u32 = 20;
+
+/// Boots the guest, and plays a package's life: installation, start, crash, hang, upgrade, removal.
+pub(super) fn run(package: &Path, folder: &Path) -> anyhow::Result<()> {
+    ensure!(is_root()?, "the guest's network card needs root");
+    setup::install(&TOOLS)?;
+    cleanup::on_interrupt();
+    let (release, kernel) = RELEASE;
+    let kernel = vm::kernel::find(kernel)?;
+    step("building the root file system of Debian", release);
+    let image = folder.join("guest.cpio");
+    image::write(&image, release, &kernel, package)?;
+    let other_host = OtherHost::create(folder)?;
+    step("booting Debian with Linux", &kernel.release);
+    let mut guest = Shell::boot(&kernel, &image, folder, &other_host)?;
+    life(&mut guest, &other_host)
+        .with_context(|| format!("the guest's console is in {}", folder.join("console.log").display()))?;
+    guest.power_off()
+}
+
+fn life(guest: &mut Shell, other_host: &OtherHost) -> anyhow::Result<()> {
+    guest.run("systemctl is-system-running --wait")?;
+    guest.run(&network::commands())?;
+    guest.run(&format!(
+        "mkdir -p /srv/www && echo {ANSWER} > /srv/www/index.html && busybox httpd -p 192.0.2.42:9376 -h /srv/www"
+    ))?;
+    install(guest)?;
+    let service = start(guest, other_host)?;
+    // Names need the agent; the Service's address does not.
+    let serves = || other_host.expect_answers(REQUESTS, &service, ANSWER);
+    crash(guest, serves)?;
+    hang(guest, serves)?;
+    upgrade(guest, serves)?;
+    other_host.reach_by_name(ANSWER)?;
+    remove(guest)?;
+    other_host.expect_no_answer(&service)?;
+    done("a removal ends the Service, and leaves nothing in the kernel");
+    purge(guest)
+}
+
+fn install(guest: &mut Shell) -> anyhow::Result<()> {
+    guest.run(&format!("dpkg --install {PACKAGE}"))?;
+    for (question, expected) in [("is-enabled", "disabled"), ("is-active", "inactive")] {
+        let answer = guest.output(&format!("systemctl {question} lb-agent || true"))?;
+        ensure!(answer == expected, "after the installation the unit is {answer}, not {expected}");
+    }
+    done("the installation starts and enables nothing");
+    Ok(())
+}
+
+/// Starts the unit. The Service must answer from the moment that `systemctl start` returns. Returns the Service's
+/// address.
+fn start(guest: &mut Shell, other_host: &OtherHost) -> anyhow::Result<String> {
+    guest.write("/etc/lb-agent/services/my-service.yaml", SERVICE)?;
+    guest.run(&format!("printf '{}' >> /etc/lb-agent/config.yaml", SETTINGS.escape_default()))?;
+    guest.write("/etc/systemd/system/lb-agent.service.d/override.conf", OVERRIDE)?;
+    guest.run("systemctl daemon-reload")?;
+    let began = Instant::now();
+    guest.run("systemctl enable --now lb-agent")?;
+    let service = other_host.reach_by_name(ANSWER)?;
+    done(&format!(
+        "`systemctl start` returns after {} s; another host reaches the Service by name",
+        began.elapsed().as_secs()
+    ));
+    let status = guest.output("lb-agent status")?;
+    ensure!(
+        status.lines().any(|line| line.split_whitespace().eq(["Problems", "none"])),
+        "`lb-agent status` prints:\n{status}"
+    );
+    done("`lb-agent status` finds no problem");
+    Ok(service)
+}
+
+/// Kills the agent: the Service goes on answering, and systemd starts another agent.
+fn crash(guest: &mut Shell, serves: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    guest.run("systemctl kill --signal=KILL lb-agent")?;
+    serves()?;
+    restarted(guest, 1)?;
+    done("a killed agent fails no request, and systemd starts another one");
+    Ok(())
+}
+
+/// Stops the process, as a hang does: the watchdog replaces it, and the Service goes on answering.
+fn hang(guest: &mut Shell, serves: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    guest.run("systemctl kill --signal=STOP lb-agent")?;
+    serves()?;
+    restarted(guest, 2)?;
+    done("a hung agent fails no request, and systemd's watchdog replaces it");
+    Ok(())
+}
+
+/// Waits until systemd has started the unit again `times` times, and the new agent is ready.
+fn restarted(guest: &mut Shell, times: u32) -> anyhow::Result<()> {
+    let state = format!("NRestarts={times} ActiveState=active SubState=running");
+    let question = "systemctl show lb-agent --property=NRestarts,ActiveState,SubState | xargs";
+    guest.wait_for(question, &state, Duration::from_secs(300))
+}
+
+/// Installs the package over itself: the agent is replaced, and the changed settings stay.
+fn upgrade(guest: &mut Shell, serves: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let agent = "systemctl show lb-agent --property=MainPID";
+    let before = guest.output(agent)?;
+    guest.run(&format!("dpkg --install {PACKAGE}"))?;
+    serves()?;
+    guest.wait_for("systemctl is-active lb-agent", "active", Duration::from_secs(300))?;
+    ensure!(guest.output(agent)? != before, "the upgrade has not replaced the agent");
+    guest.run("grep --quiet dnsBindAddress /etc/lb-agent/config.yaml")?;
+    done("an upgrade replaces the agent, and keeps the settings");
+    Ok(())
+}
+
+/// Removes the package: nothing of it stays in the kernel.
+fn remove(guest: &mut Shell) -> anyhow::Result<()> {
+    guest.run("dpkg --remove lb-agent")?;
+    let pins = guest.output("ls -A /sys/fs/bpf")?;
+    ensure!(pins.is_empty(), "the removal leaves pins: {pins}");
+    let routes = guest.output("ip route show proto 108; ip -6 route show proto 108")?;
+    ensure!(routes.is_empty(), "the removal leaves routes: {routes}");
+    guest.run("test -e /etc/lb-agent/config.yaml && ! test -e /usr/bin/lb-agent")
+}
+
+/// Purges the package: the settings go, and the manifests stay.
+fn purge(guest: &mut Shell) -> anyhow::Result<()> {
+    guest.run("dpkg --purge lb-agent")?;
+    guest.run("test -e /etc/lb-agent/services/my-service.yaml && ! test -e /etc/lb-agent/config.yaml")?;
+    done("a purge removes the settings, and keeps the manifests");
+    Ok(())
+}
+
+fn step(what: &str, which: &str) {
+    eprintln!("package: {what} {which}");
+}
+
+fn done(what: &str) {
+    eprintln!("package: ok: {what}");
+}
