@@ -310,7 +310,9 @@ impl Announcer {
         if !self.apply() {
             return;
         }
-        if let (Some(peers), Some(questions)) = (&self.peers, questions) {
+        // Questions show the others that this node can announce. Until it knows the Services it only answers.
+        let is_ready = *self.sources.synchronised.borrow();
+        if let (Some(peers), Some(questions)) = (&self.peers, questions.filter(|_| is_ready)) {
             peers.send(&questions);
         }
         self.propose();

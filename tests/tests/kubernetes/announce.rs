@@ -1,7 +1,7 @@
 //! Tests of announcements at layer 2 in a cluster: three nodes, a client and the API server on one bridge. Each node
 //! serves the address with a server of its own, so an answer shows which node the client has reached.
 
-use std::{collections::BTreeSet, fs, net::SocketAddr, time::Duration};
+use std::{collections::BTreeSet, fs, net::SocketAddr, thread::sleep, time::Duration};
 
 use lb_tests::{
     agent::{ask, binary},
@@ -11,12 +11,17 @@ use lb_tests::{
 };
 use serde_json::{Value, json};
 
-use crate::segment::{Segment, node};
+use crate::{
+    api_server::Fault,
+    segment::{Segment, node},
+};
 
 const VIP: &str = "192.0.2.100";
 /// How long to wait until agents have started, or until a change has taken effect. An agent that has just started votes
 /// for no node at first.
 const SOON: Duration = Duration::from_secs(20);
+/// Longer than a node takes to start, and then to take over from another one what it is the best node for.
+const SETTLED: Duration = Duration::from_secs(10);
 
 impl Segment {
     /// Creates the Nodes, a pool, and a Service under `externalTrafficPolicy: Local` with an endpoint on each node.
@@ -39,8 +44,13 @@ impl Segment {
     }
 
     fn start(&mut self) {
+        let flags = self.flags();
+        self.start_with(|_| flags.clone());
+    }
+
+    fn flags(&self) -> Vec<String> {
         let key = self.folder.join("key").display().to_string();
-        self.start_with(|_| vec!["--announce".to_owned(), format!("--announce-key-file={key}")]);
+        vec!["--announce".to_owned(), format!("--announce-key-file={key}")]
     }
 
     /// MAC addresses that answer an ARP request within a second.
@@ -311,6 +321,27 @@ fn address_is_announced_without_an_api_server_and_by_nodes_that_come_and_go() {
     segment.wait_for_voters(&left.join(" "));
     assert!(next.is_some());
     segment.owner("the others go on", |number| number.is_some_and(|is| is != owner));
+}
+
+#[test]
+fn agent_that_does_not_know_the_services_takes_no_address_over() {
+    let mut segment = Segment::new(3);
+    segment.fill();
+    segment.advertise(&json!({}));
+    segment.start();
+    segment.wait_for_voters("n1 n2 n3");
+    sleep(SETTLED);
+    let best = segment.owner("the best node answers", |number| number.is_some()).unwrap();
+    drop(segment.agents.remove(best - 1));
+    let next = segment.owner("another takes over", |number| number.is_some_and(|is| is != best));
+    segment.server.set_fault("endpointslices", Fault { held: true, ..Fault::default() });
+    let agent = segment.agent(best, segment.flags());
+    segment.agents.insert(best - 1, agent);
+    sleep(SETTLED);
+    segment
+        .owner("the best node waits for the EndpointSlices, so the other one stays", |number| number == next);
+    segment.server.set_fault("endpointslices", Fault::default());
+    segment.owner("the best node knows the Services", |number| number == Some(best));
 }
 
 #[test]

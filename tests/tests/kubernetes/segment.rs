@@ -62,14 +62,18 @@ impl Segment {
     /// Starts an agent on each node; `flags` returns its flags, given the node's number.
     pub(crate) fn start_with(&mut self, flags: impl Fn(usize) -> Vec<String>) {
         for number in 1..=self.nodes.len() {
-            let [kubeconfig, log] =
-                ["kubeconfig", &format!("log-{number}")].map(|name| self.folder.join(name));
-            let files = Files { kubeconfig: &kubeconfig, bpffs: &self.bpffs(number), log: &log };
-            let common = ["--socket-lb", "off", "--wire-device", "eth*"].map(str::to_owned);
-            let arguments = flags(number).into_iter().chain(common);
-            let node = &self.nodes[number - 1];
-            self.agents.push(RunningAgent::start(node, &format!("n{number}"), &files, arguments));
+            let agent = self.agent(number, flags(number));
+            self.agents.push(agent);
         }
+    }
+
+    /// Starts an agent on the node with this number.
+    pub(crate) fn agent(&self, number: usize, flags: Vec<String>) -> RunningAgent {
+        let [kubeconfig, log] = ["kubeconfig", &format!("log-{number}")].map(|name| self.folder.join(name));
+        let files = Files { kubeconfig: &kubeconfig, bpffs: &self.bpffs(number), log: &log };
+        let common = ["--socket-lb", "off", "--wire-device", "eth*"].map(str::to_owned);
+        let arguments = flags.into_iter().chain(common);
+        RunningAgent::start(&self.nodes[number - 1], &format!("n{number}"), &files, arguments)
     }
 
     pub(crate) fn bpffs(&self, number: usize) -> PathBuf {
