@@ -1,6 +1,6 @@
 //! The passwords of BGP sessions, from the Secrets that BGPPeers name.
 //!
-//! The agent reads these Secrets one by one, and may read no others.
+//! The agent reads each of these Secrets by its name, and may read no others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use k8s_openapi::api::core::v1 as core;
 use kube::{Api, Client};
 use lb_core::{announce::bgp::Peer, model::ObjectName};
@@ -83,12 +84,12 @@ impl Passwords {
         let named: BTreeSet<&ObjectName> =
             peers.values().filter_map(|peer| peer.password_secret.as_ref()).collect();
         self.secrets.retain(|secret, _| named.contains(secret));
-        for secret in named {
-            if self.secrets.get(secret).is_none_or(|found| found.due <= Instant::now()) {
-                let read = self.request(secret).await;
-                self.note(secret, read);
-            }
-        }
+        let now = Instant::now();
+        let is_due = |secret: &&ObjectName| self.secrets.get(secret).is_none_or(|found| found.due <= now);
+        let due: Vec<&ObjectName> = named.into_iter().filter(is_due).collect();
+        // All at once: an API server that does not answer delays the caller by the time limit of one request.
+        let reads = join_all(due.iter().map(|secret| self.request(secret))).await;
+        due.into_iter().zip(reads).for_each(|(secret, read)| self.note(secret, read));
     }
 
     async fn request(&self, secret: &ObjectName) -> Result<String, ReadError> {
@@ -172,6 +173,7 @@ fn forbidden_text(secrets: &BTreeSet<String>) -> String {
 mod tests {
     use lb_core::api;
     use serde_json::json;
+    use tokio::net::TcpListener;
 
     use super::*;
 
@@ -216,6 +218,25 @@ mod tests {
         let (has_password, problem) = fill(&passwords);
         assert!(!has_password && problem.contains("control characters"), "{problem}");
         assert!(!problem.contains("two"), "{problem}");
+    }
+
+    #[tokio::test]
+    async fn secrets_are_requested_without_waiting_for_each_other() {
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let config = kube::Config::new(format!("http://{}", server.local_addr().unwrap()).parse().unwrap());
+        let mut passwords = Passwords::new(Client::try_from(config).unwrap());
+        let peers = BTreeMap::from([peer("one", "a"), peer("two", "b"), peer("three", "c")]);
+        let mut connections = Vec::new();
+        // Answers nothing. One after the other, the last request would begin after two time limits.
+        let all_arrive = async {
+            while connections.len() < peers.len() {
+                connections.push(server.accept().await.unwrap());
+            }
+        };
+        tokio::select! {
+            () = all_arrive => {}
+            () = passwords.read(&peers) => panic!("the first requests ended before the last one began"),
+        }
     }
 
     #[tokio::test]
