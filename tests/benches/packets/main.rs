@@ -5,6 +5,7 @@
 //! stdout.
 
 mod baselines;
+mod caches;
 mod candidate;
 mod cases;
 mod datapath;

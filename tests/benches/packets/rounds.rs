@@ -155,11 +155,13 @@ impl Contest {
         let (mut programs, mut baselines) = (vec![0.0; self.programs.len()], vec![0.0; self.baselines.len()]);
         let before = self.overheads()?;
         for turn in turns {
+            self.prepare(world)?;
             match turn {
                 Turn::Program(index) => programs[index] = self.run_program(world, index)?,
-                Turn::Baseline(index) => baselines[index] = self.run_baseline(world, index)?,
+                Turn::Baseline(index) => baselines[index] = self.baselines[index].run()?,
             }
         }
+        self.prepare(world)?;
         let after = self.overheads()?;
         let steady = before
             .iter()
@@ -173,6 +175,17 @@ impl Contest {
         programs.iter_mut().for_each(|nanos| *nanos -= program_overhead);
         baselines.iter_mut().for_each(|nanos| *nanos -= baseline_overhead);
         self.rounds.push(Round { programs, baselines, program_overhead });
+        Ok(())
+    }
+
+    /// Before a measurement whose packets create flows: deletes all flows, and empties the caches. Deletion passes over
+    /// the maps of one candidate in another way than over those of the other, and new flows of a node find neither in
+    /// caches.
+    fn prepare(&self, world: &World) -> anyhow::Result<()> {
+        if self.case().makes_flows() {
+            world.clear_flows()?;
+            world.caches.empty();
+        }
         Ok(())
     }
 
@@ -191,17 +204,6 @@ impl Contest {
         let packets = u64::from(runner.packets) + u64::from(runner.warm_up);
         let counted = datapath.counters()?.ensure_only(&before, case.expected.counted, packets);
         counted.with_context(|| format!("{case}, build {}", datapath.name))?;
-        if case.makes_flows() {
-            datapath.clear_flows()?;
-        }
-        Ok(nanos)
-    }
-
-    fn run_baseline(&self, world: &World, index: usize) -> anyhow::Result<f64> {
-        let nanos = self.baselines[index].run()?;
-        if self.case().makes_flows() {
-            world.baselines.clear_flows()?;
-        }
         Ok(nanos)
     }
 }

@@ -13,6 +13,7 @@ use lb_tests::netns::Netns;
 
 use crate::{
     baselines::{Baseline, Baselines},
+    caches::Caches,
     candidate::{Candidate, Kind},
     datapath::Datapath,
     frames::{Flags, Frame, Sender, Transport},
@@ -220,6 +221,7 @@ pub(crate) struct World {
     /// The loaded data plane of each build.
     pub(crate) datapaths: Vec<Datapath>,
     pub(crate) baselines: Baselines,
+    pub(crate) caches: Caches,
     pub(crate) population: Population,
 }
 
@@ -236,6 +238,7 @@ impl World {
             v6: Family::v6()?,
             datapaths: builds.iter().map(load).collect::<anyhow::Result<_>>()?,
             baselines: Baselines::load(baselines)?,
+            caches: Caches::new(),
             population,
         };
         let families = [world.v4, world.v6];

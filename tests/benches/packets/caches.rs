@@ -1,0 +1,26 @@
+//! The caches of the CPU before a measurement.
+
+use std::hint::black_box;
+
+/// As many bytes as the largest caches of servers hold.
+const SIZE: usize = 512 << 20;
+/// Size in bytes of a cache line.
+const LINE: usize = 64;
+
+/// Memory that is larger than the CPU's caches.
+pub(crate) struct Caches {
+    memory: Vec<u8>,
+}
+
+impl Caches {
+    pub(crate) fn new() -> Self {
+        // Not zero: the kernel maps one page of zeros for all memory that was never written.
+        Self { memory: vec![1; SIZE] }
+    }
+
+    /// Reads the memory, so that the caches hold it and nothing else.
+    pub(crate) fn empty(&self) {
+        let sum: u64 = self.memory.iter().step_by(LINE).map(|byte| u64::from(*byte)).sum();
+        black_box(sum);
+    }
+}
