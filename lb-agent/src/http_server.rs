@@ -64,7 +64,7 @@ pub(crate) async fn serve_until(
     serve_limited(listener, router, Limits { most, longest: LONGEST_REQUEST }, stop).await;
 }
 
-/// As [`serve_until`], with all limits.
+/// As [`serve_until`], but the caller also sets the time limit for a request, which is [`LONGEST_REQUEST`] there.
 async fn serve_limited(
     mut listener: TcpListener,
     router: Router,

@@ -1,4 +1,5 @@
-//! Reads queries, and refuses those that get no answer from any zone.
+//! Parses queries. Whatever name they ask for: drops responses and truncated headers; answers malformed messages,
+//! opcodes other than QUERY, classes other than IN, zone transfers and unknown EDNS versions with an error.
 
 use hickory_proto::{
     op::{Edns, Message, MessageType, OpCode, Query as Question, ResponseCode},

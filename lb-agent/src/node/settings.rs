@@ -23,7 +23,8 @@ pub struct SettingsInputs {
     /// Networks (`--dsr-peers`) of machines, other than the nodes, that may send tunnelled packets to backends on this
     /// node.
     pub peers: Vec<IpNet>,
-    /// Networks whose external clients may use no Service: those of `--deny-source`, and those behind IPsec policies.
+    /// Networks whose external clients may use no Service: those of `--deny-source`, and those behind IPsec policies
+    /// that replies would bypass.
     pub denied_sources: Vec<IpNet>,
     /// Whether tunnels are GUE instead of IP in IP.
     pub gue: bool,

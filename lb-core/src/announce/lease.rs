@@ -38,7 +38,7 @@ const MILLISECOND: Nanos = 1_000_000;
 /// The intervals of the protocol, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// Maximum interval at which a candidate sends its questions; a change makes it send them sooner.
+    /// Maximum interval at which a member sends its questions; a change makes it send them sooner.
     pub interval: Nanos,
     /// How long a right lasts, counted from when the candidate sent the question that a majority has granted.
     pub right: Nanos,

@@ -1,5 +1,6 @@
-//! Converts the fields by which external clients reach a Service. Leaves out values that kube-proxy ignores, and
-//! reports them as errors; the agent serves the rest of the Service.
+//! Converts the fields by which external clients reach a Service. Leaves out invalid and unknown values, and reports
+//! them as errors; the agent serves the rest of the Service. Addresses of `ipMode: Proxy` are left out without an error,
+//! and an invalid `healthCheckNodePort` is an error of the whole Service.
 
 use std::net::IpAddr;
 

@@ -27,7 +27,7 @@ const MOST_FALLS: usize = 3;
 const HOLD: Duration = Duration::from_mins(1);
 const LONGEST_HOLD: Duration = Duration::from_mins(10);
 
-/// Whether an endpoint gets new flows, by the results of its probes.
+/// The verdict of the probes about an endpoint, which decides whether it gets new flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum EndpointHealth {
     /// No result yet: the endpoint gets new flows, and the first result decides.
@@ -54,7 +54,7 @@ impl EndpointHealth {
 /// What the probes of a target have shown so far.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct State {
-    /// Whether the target gets new flows.
+    /// The verdict of the probes so far.
     pub verdict: EndpointHealth,
     /// When the verdict began, in seconds since the Unix epoch; 0 while it is unknown.
     pub since: u64,

@@ -230,7 +230,7 @@ impl Kernel {
         ranges.map(|range| (range.range.address.into(), range.prefix_length - 32)).collect()
     }
 
-    /// The contents of the maps as text, without ids and slots, in a stable order.
+    /// The contents of the maps except `LIMITS`, as text without ids and slots, in a stable order.
     pub(crate) fn dump(&self) -> String {
         let mut blocks: Vec<String> =
             self.maps.frontends.iter().map(|(key, record)| self.dump_frontend(key, record)).collect();

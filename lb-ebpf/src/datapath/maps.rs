@@ -22,8 +22,9 @@ const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 pub(super) static SERVICES: HashMap<ServiceKey, Service, { capacity::SERVICES }, NO_PREALLOC> =
     HashMap::new();
 
-/// Endpoints: an arena of sorted, contiguous slices. A frontend has one slice, or two: the second one is for internal
-/// clients. Frontends with equal backends share slices.
+/// Endpoints: an arena of contiguous slices, each sorted by address and port. A frontend refers to at most two: one for
+/// its clients, and with `SHORT_CIRCUIT` another one for internal clients. Frontends of one service port with equal
+/// backends share a slice.
 #[btf_map]
 pub(super) static BACKENDS: Array<Backend, { capacity::BACKENDS }> = Array::new();
 

@@ -68,7 +68,8 @@ fn is_served(client: &Netns, to: SocketAddr) -> bool {
     client.run(|| client::ask_here(to)).is_ok()
 }
 
-/// How long a new client takes to be served; `None` if it is not served within [`client::limit`].
+/// How long a new client takes to be served; `None` if its `connect`, or one of its reads or writes, fails. Each has the
+/// timeout [`client::limit`].
 fn time_to_be_served(client: &Netns, to: SocketAddr) -> Option<Duration> {
     let begun = Instant::now();
     is_served(client, to).then(|| begun.elapsed())

@@ -592,7 +592,7 @@ fn sighup_after_a_rename_moves_the_next_line_to_a_new_file() {
             (!lines_in(&file).is_empty()).then_some(())
         };
         wait_for(SOON, has_lines).unwrap();
-        // Only the last connection has no line yet, so the agent writes none around the next signal.
+        // Waits until only the last connection has no line: then the agent writes no line around the next SIGHUP.
         let before: usize = moved.iter().map(|(before, _)| before.len()).sum();
         let are_written = || (before + lines(&bed.cluster).len() + 1 >= connections).then_some(());
         wait_for(SOON, are_written).unwrap();

@@ -15,7 +15,7 @@ use lb_tests::wait_for;
 
 use super::report::{Report, Traffic, say};
 
-/// Requests to each virtual address.
+/// Number of requests that a client sends to a virtual address in a scene.
 const REQUESTS: u32 = 100;
 
 /// Bytes of a UDP request, in the range of DNS queries. The server sends it back after a first line: together they stay

@@ -254,8 +254,8 @@ impl RouteAnnouncer {
         self.report(fence, conditions);
     }
 
-    /// Exports how many sessions are established, if the agent configures BIRD and [`LOOK`] has passed since the last
-    /// time.
+    /// Exports how many BGP sessions are established and how many are down, if the agent configures BIRD and is ready, at
+    /// most once per [`LOOK`].
     async fn look_at_sessions(&mut self) {
         let Some(bird) = self.bird.as_ref().filter(|_| self.is_ready && self.look_at <= Instant::now())
         else {

@@ -20,9 +20,9 @@ use crate::datapath::{clock::now, context::HookContext, scratch::scratch, servic
 pub(crate) use super::table::lookup;
 
 /// Checks whether the packet opens a new connection although its five-tuple has an entry: the packet is a SYN, and the
-/// entry's connection has ended or has lost its reverse entry, or its backend has left the service or does not answer
-/// ([`flow::staleness`]; such a backend is recorded in `UNANSWERED`). Any other SYN is a retransmission and goes to the
-/// same backend.
+/// entry is stale ([`flow::staleness`]), for example because its connection has ended or its backend has left the
+/// service. If it is stale because the backend does not answer, the backend is recorded in `UNANSWERED`. Any other SYN
+/// counts as a retransmission and goes to the same backend.
 #[inline(always)]
 pub(crate) fn check_new_connection(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
     flow::is_syn_of_client(&packet.segment, flow) && check_staleness(context, packet, flow)
