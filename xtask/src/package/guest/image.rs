@@ -38,6 +38,7 @@ StandardInput=tty
 StandardOutput=tty
 StandardError=journal
 TTYPath=/dev/ttyS1
+KillSignal=SIGKILL
 ";
 
 /// Writes the initramfs of a Debian `release` with this kernel and package.
