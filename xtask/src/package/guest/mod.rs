@@ -157,10 +157,15 @@ fn upgrade(guest: &mut Shell, serves: impl Fn() -> anyhow::Result<()>) -> anyhow
 /// Removes the package: nothing of it stays in the kernel.
 fn remove(guest: &mut Shell) -> anyhow::Result<()> {
     guest.run("dpkg --remove lb-agent")?;
-    let pins = guest.output("ls -A /sys/fs/bpf")?;
-    ensure!(pins.is_empty(), "the removal leaves pins: {pins}");
-    let routes = guest.output("ip route show proto 108; ip -6 route show proto 108")?;
-    ensure!(routes.is_empty(), "the removal leaves routes: {routes}");
+    for (what, question) in [
+        ("pins", "ls -A /sys/fs/bpf"),
+        ("routes", "ip route show proto 108; ip -6 route show proto 108"),
+        ("devices", "ip -oneline link show type bridge"),
+        ("qdiscs", "tc qdisc show | grep clsact || true"),
+    ] {
+        let left = guest.output(question)?;
+        ensure!(left.is_empty(), "the removal leaves {what}: {left}");
+    }
     guest.run("test -e /etc/lb-agent/config.yaml && ! test -e /usr/bin/lb-agent")
 }
 
