@@ -26,7 +26,7 @@ fn run() -> anyhow::Result<()> {
     let mut datapath = ebpf_build::DATAPATH;
     if env::var_os("CARGO_FEATURE_NEXT_LAYOUT").is_some() {
         datapath = ebpf_build::NEXT_DATAPATH;
-        // A separate folder, so that builds with and without the feature do not replace each other.
+        // Builds in a separate folder, so that builds with and without the feature do not replace each other.
         target_dir.push("next-layout");
     }
     let object = ebpf_build::build(datapath, &target_dir, &arch)?;

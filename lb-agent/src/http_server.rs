@@ -1,9 +1,10 @@
-//! Serves HTTP/1.1 on the connections of a listener. A client that does not finish a request keeps its connection for
-//! [`LONGEST_REQUEST`] at most, one that does not read a response for [`LONGEST_STALL`], and a server has a maximum
-//! number of connections: otherwise such clients would use up the agent's file descriptors and memory.
+//! Serves HTTP/1.1 on the connections of a listener. Clients that are idle, slow or do not read would use up the agent's
+//! file descriptors and memory. So the server ends a connection that has no whole request header within
+//! [`LONGEST_REQUEST`]; it answers 408 and ends the connection if the rest of the request takes that long again; and the
+//! kernel ends one whose client does not read the response for [`LONGEST_STALL`].
 //!
-//! A client beyond the maximum ends the oldest connection instead of waiting: so clients that hold connections never
-//! keep out a probe, which has its answer within milliseconds.
+//! Each server has a maximum number of connections. At the maximum, it ends the oldest connection to serve a new one: so
+//! clients that hold connections never keep out a probe, which the server answers within milliseconds.
 
 use std::{collections::VecDeque, convert::Infallible, pin::Pin, time::Duration};
 

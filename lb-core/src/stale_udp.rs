@@ -15,8 +15,8 @@ use crate::{
     model::ObjectName,
 };
 
-/// UDP frontends that have lost endpoints. A flow of such a frontend is stale if its endpoint no longer serves the
-/// frontend, see [`ServedUdp`].
+/// UDP frontends that may have stale flows: those that have lost endpoints, and those with endpoints that are new to
+/// their Service. A flow of such a frontend is stale if its endpoint no longer serves the frontend, see [`ServedUdp`].
 pub type StaleFrontends = BTreeSet<ServiceKey>;
 
 /// The endpoints that serve each UDP frontend.

@@ -138,9 +138,10 @@ impl<S: BuildHasher> Ledger<S> {
         self.backends.values_mut().for_each(|backend| backend.tally.active = 0);
     }
 
-    /// Adds what a flow table entry has counted since the last walk; `peer` is the other entry of the same flow, if
-    /// there is one. A walk may pass an entry twice.
-    pub fn note(&mut self, key: &Tuple, flow: &Flow, peer: Option<&Flow>) {
+    /// Adds what an entry of a client's flow has counted since the last walk, and the flow to those that are active.
+    /// Ignores the second flow of a masqueraded connection, and connections of the node. `reverse` is the entry of the
+    /// opposite direction, if there is one. A walk may pass an entry twice.
+    pub fn note(&mut self, key: &Tuple, flow: &Flow, reverse: Option<&Flow>) {
         if !flow.is_of_client() {
             return;
         }
@@ -149,7 +150,7 @@ impl<S: BuildHasher> Ledger<S> {
         let backend = self.backends.entry(endpoint_of(key, flow)).or_default();
         backend.last_walk = self.walk;
         let is_first_look = before.is_none_or(|seen| seen.walk != self.walk);
-        if is_first_look && !flow.is_reply() && !Phase::of_entry(flow, peer).is_over() {
+        if is_first_look && !flow.is_reply() && !Phase::of_entry(flow, reverse).is_over() {
             backend.tally.active += 1;
         }
         if self.walk > 1 {

@@ -115,7 +115,7 @@ impl Datapath {
         &self.maps
     }
 
-    /// Opens the flow table. The handle stays valid without this [`Datapath`].
+    /// A handle of the flow table, which stays valid without this [`Datapath`].
     pub fn conntrack(&self) -> Conntrack {
         self.conntrack.clone()
     }

@@ -129,7 +129,7 @@ impl Forwarder {
         waiting.insert(key.clone(), outcome.clone());
         drop(waiting);
         let (forwarder, ask) = (Arc::clone(self), ask.clone());
-        // In a task of its own, because the task of the first client may end while other clients wait for the outcome.
+        // Asks in a separate task, because the task of the first client may end while other clients wait for the outcome.
         tokio::spawn(async move {
             let found = forwarder.fetch(&key, &ask, patience).await;
             lock(&forwarder.waiting).remove(&key);

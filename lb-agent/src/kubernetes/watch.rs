@@ -80,8 +80,9 @@ impl<K: Kind> Watch<K> {
         }
     }
 
-    /// Waits for the next event; returns its changes, perhaps none. `None` means that the watch has ended, which would
-    /// be a bug. Cancel-safe.
+    /// Waits for the next event; returns its changes, perhaps none. If no event follows a failure within [`QUIET`],
+    /// clears the failure and returns no changes. `None` means that the watch has ended, which would be a bug.
+    /// Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<Vec<K::Change>> {
         let event = match &self.failure {
             Some((_, last)) => match timeout_at(*last + QUIET, self.stream.next()).await {

@@ -10,7 +10,7 @@ use crate::model::{Endpoint, Node};
 /// An endpoint with its address and port.
 pub(super) type Member<'a> = (EndpointKey, &'a Endpoint);
 
-/// The usable endpoints of a port, in order.
+/// The usable endpoints of a port, sorted by address and port.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(super) struct Categories<'a> {
     /// The endpoints for clients under the traffic policy `Cluster`: the ready ones that [`Topology`] selects, or if no

@@ -75,7 +75,7 @@ impl SocketAttacher {
     }
 }
 
-/// Names of the socket programs that are not attached by a pinned link.
+/// Names of the socket programs whose link is not pinned.
 pub(crate) fn missing(folder: &Folder) -> Result<Vec<&'static str>, DatapathError> {
     let mut missing = Vec::new();
     for hook in &SOCKET_HOOKS {

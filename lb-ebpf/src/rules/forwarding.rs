@@ -134,8 +134,9 @@ pub const fn is_routed(entrance: &DeviceInfo, exit: &DeviceInfo) -> bool {
     is_wire(entrance) && is_wire(exit) && exit.mtu <= entrance.mtu
 }
 
-/// Whether this node must not forward a packet with this many hops left (TTL, hop limit): it answers the packet with an
-/// ICMP error "time exceeded", as a router does (RFC 1812 §5.3.1, RFC 8200 §3).
+/// Whether this node must not forward a packet with this many hops left (TTL, hop limit; RFC 1812 §5.3.1, RFC 8200 §3).
+/// As a router does, tc answers such a packet with an ICMP error "time exceeded", within a rate limit, but drops an ICMP
+/// error without an answer (RFC 1122 §3.2.2).
 #[inline(always)]
 pub const fn is_last_hop(hops_left: u8) -> bool {
     hops_left <= 1

@@ -58,7 +58,7 @@ struct Args {
     /// Write all figures to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the report that docs/dns.md shows
+    /// Write the report to docs/runs/dns.txt, which docs/dns.md refers to
     #[arg(long)]
     write_docs: bool,
     /// Ignored; `cargo bench` passes it

@@ -51,10 +51,10 @@ const ALL_ENDPOINTS: [u32; 3] = [1, 100, 5_000];
 /// Measure throughput, latency and CPU time of clients, against kube-proxy's rules and plain routing
 #[derive(Parser)]
 struct Args {
-    /// Numbers of Services
+    /// Numbers of Services; the two measured ones, for internal and for external clients, count as one
     #[arg(long, value_delimiter = ',', default_values_t = [1, 10_000], value_parser = clap::value_parser!(u32).range(1..=60_000))]
     services: Vec<u32>,
-    /// Numbers of endpoints of the measured Service; all others have one
+    /// Numbers of endpoints of each measured Service; all others have one
     #[arg(long, value_delimiter = ',', default_values_t = [1], value_parser = clap::value_parser!(u32).range(1..=10_000))]
     endpoints: Vec<u32>,
     /// Measure 1, 1000, 10000 and 30000 Services with 1, 100 and 5000 endpoints

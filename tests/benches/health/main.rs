@@ -54,7 +54,7 @@ struct Args {
     /// Write all figures to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the report that docs/health-checks.md shows
+    /// Write the report to docs/runs/health.txt, which docs/health-checks.md refers to
     #[arg(long)]
     write_docs: bool,
     /// Ignored; `cargo bench` passes it

@@ -105,7 +105,7 @@ enum Received {
     Dropped(Outcome),
     /// A packet of a flow to the backend.
     KnownFlow,
-    /// The first packet of a flow, which `SCRATCH` now requests.
+    /// The first packet of a flow. [`target`] has written the request for this flow into `SCRATCH`.
     FirstPacket,
     /// An ICMP error about a packet of the backend.
     IcmpError,

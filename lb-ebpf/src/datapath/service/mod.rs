@@ -10,8 +10,8 @@ use lb_ebpf::service::schedule::{self, BackendSearch};
 
 use crate::datapath::maps::{BACKENDS, SERVICES, TABLES};
 
-/// Number of attempts to read a record that the agent keeps replacing. After the last attempt the packet is dropped, or
-/// the system call fails.
+/// Number of attempts to read a record that the agent keeps replacing. After the last attempt, a packet that would begin
+/// a flow is dropped, and a system call fails. A known flow keeps its backend.
 const ATTEMPTS: u32 = 4;
 
 /// The service of the destination of `tuple`.

@@ -136,7 +136,7 @@ impl Measure {
         !matches!(self, Self::Paced)
     }
 
-    /// Runs the workload for `time`, with a client thread in the namespace `client`.
+    /// Runs the workload for `time`; its client threads run in the namespace `client`.
     pub(crate) fn run(
         self,
         client: &Netns,

@@ -85,8 +85,8 @@ impl Shell {
         self.read()
     }
 
-    /// Reads to the end of a command's output; returns its exit code and the output. The shell starts with the end of
-    /// an empty one.
+    /// Reads a command's output up to the line that begins with [`END`]; returns the exit code in that line, and the
+    /// output before it. The guest also prints such a line when it starts the shell.
     fn read(&mut self) -> anyhow::Result<(String, String)> {
         let mut output = String::new();
         loop {
