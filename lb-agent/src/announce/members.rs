@@ -200,7 +200,7 @@ mod tests {
         let address = |number: u16| {
             IpAddr::V6([0x2001, 0xdb8, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xf000 + number].into())
         };
-        asks.set_candidates((0..1_000).map(|number| (address(number), vec![Arc::from("a")])).collect());
+        asks.set_candidates((0..1_000).map(|number| (address(number), vec![Arc::from("a")])).collect(), 0);
         // It wants a half of them, and declines the others.
         asks.set_unserved((500..1_000).map(address).collect());
         asks.set_devices(Some((0..11).map(|number| format!("enp{number:012}")).collect()));

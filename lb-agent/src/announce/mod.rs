@@ -260,7 +260,10 @@ impl Announcer {
         drop((advertised, holders));
         if let Some(peers) = &mut self.peers {
             let of = |candidacy: &Candidacy| (candidacy.address, candidacy.nodes.clone());
-            peers.leases().set_candidates(self.candidacies.iter().map(of).collect());
+            if ready {
+                let candidates = self.candidacies.iter().map(of).collect();
+                peers.leases().set_candidates(candidates, Announcements::now());
+            }
             let unserved = self.candidacies.iter().filter(|candidacy| !candidacy.is_served_here);
             peers.leases().set_unserved(unserved.map(|candidacy| candidacy.address).collect());
         }
@@ -310,9 +313,7 @@ impl Announcer {
         if !self.apply() {
             return;
         }
-        // Questions show the others that this node can announce. Until it knows the Services it only answers.
-        let is_ready = *self.sources.synchronised.borrow();
-        if let (Some(peers), Some(questions)) = (&self.peers, questions.filter(|_| is_ready)) {
+        if let (Some(peers), Some(questions)) = (&self.peers, questions) {
             peers.send(&questions);
         }
         self.propose();

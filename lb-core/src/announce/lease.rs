@@ -146,6 +146,9 @@ pub struct Leases {
     others: BTreeMap<Arc<str>, Peer>,
     /// The nodes that may announce each address, best first.
     candidates: BTreeMap<IpAddr, Vec<Arc<str>>>,
+    /// When this member learned the candidates; `None` if it has just started and knows none. Until then it sends no
+    /// questions, because it could not announce what it is the best candidate for.
+    asks_since: Option<Nanos>,
     /// The addresses that the data plane of this member does not serve.
     unserved: BTreeSet<IpAddr>,
     /// Until this time this member grants nothing, since it may have made promises before its start.
@@ -220,6 +223,7 @@ impl Leases {
             voters_since: now,
             parts: Parts::default(),
             candidates: BTreeMap::new(),
+            asks_since: None,
             unserved: BTreeSet::new(),
             mute_until: now + timing.promise,
             promises: BTreeMap::new(),
@@ -305,9 +309,11 @@ impl Leases {
         self.tick(now)
     }
 
-    /// Replaces the nodes that may announce each address.
-    pub fn set_candidates(&mut self, candidates: BTreeMap<IpAddr, Vec<Arc<str>>>) {
+    /// Replaces the nodes that may announce each address. Before the first call this member asks no questions, so the
+    /// others count it as not alive.
+    pub fn set_candidates(&mut self, candidates: BTreeMap<IpAddr, Vec<Arc<str>>>, now: Nanos) {
         self.candidates = candidates;
+        self.asks_since.get_or_insert(now);
     }
 
     /// Replaces the addresses that the data plane of this member does not serve: it does not ask for them.
@@ -354,9 +360,12 @@ impl Leases {
         rights.filter(move |(_, right)| now < right.deadline)
     }
 
-    /// The next questions, for all other members. Rights that this member gives back end with this call, so the caller
+    /// The next questions, for all other members; none before the candidates are known. Rights that this member gives back end with this call, so the caller
     /// must stop answering for these addresses before it sends the questions.
     pub fn tick(&mut self, now: Nanos) -> Vec<Ask> {
+        if self.asks_since.is_none() {
+            return Vec::new();
+        }
         let wants: Vec<IpAddr> =
             self.candidates.keys().copied().filter(|address| self.wants(*address, now)).collect();
         let declined = self.unserved.iter().copied().filter(|address| self.is_best(*address, now));
@@ -455,8 +464,9 @@ impl Leases {
         std::iter::once(answer).chain(news).collect()
     }
 
-    /// Processes another member's answer. Only questions show that a member is alive, because a member that fails to
-    /// update its data plane, and so cannot announce, sends no questions, but still answers.
+    /// Processes another member's answer. Only questions show that a member is alive, because a member that cannot
+    /// announce sends no questions, but still answers: one that fails to update its data plane, or that does not know the
+    /// candidates yet.
     pub fn answered(&mut self, from: &Arc<str>, answer: &Answer, now: Nanos) {
         let is_recent = self.sent_at(answer).is_some();
         let Some(peer) = self.others.get_mut(from).filter(|_| is_recent) else { return };
@@ -586,16 +596,19 @@ impl Leases {
     }
 
     /// The number of voters that must grant a question: a majority. Under [`Prefer::Availability`], one of two voters
-    /// needs only its own grant if the other one has been silent for [`Timing::promise`] or has retired.
+    /// needs only its own grant if the other one has been silent for [`Timing::promise`] or has retired, and if this one
+    /// has sent questions for that long: two that begin to ask at the same time must hear each other first.
     fn quorum(&self, now: Nanos) -> usize {
-        let is_gone = |peer: &Peer| {
-            let silence = |heard| now.saturating_sub(heard) >= self.timing.promise;
-            peer.retired || peer.heard.is_none_or(silence)
-        };
+        let is_past = |since: Nanos| now.saturating_sub(since) >= self.timing.promise;
+        let is_gone = |peer: &Peer| peer.retired || peer.heard.is_none_or(is_past);
         let is_alone = |name: &Arc<str>| *name == self.this || self.others.get(name).is_none_or(is_gone);
         let names = &self.voters.names;
         let pair = names.len() == 2 && names.contains(&self.this) && self.prefer == Prefer::Availability;
-        if pair && names.iter().all(is_alone) { 1 } else { self.voters.majority() }
+        if pair && self.asks_since.is_some_and(is_past) && names.iter().all(is_alone) {
+            1
+        } else {
+            self.voters.majority()
+        }
     }
 }
 
@@ -616,7 +629,7 @@ mod tests {
         let names = ["a", "b", "c"].map(name);
         let voters = Voters { generation: 1, names: names.clone().into() };
         let mut leases = Leases::new(name("b"), voters, Prefer::Single, Timing::DEFAULT, (0, 1));
-        leases.set_candidates(BTreeMap::from([(A, names.into())]));
+        leases.set_candidates(BTreeMap::from([(A, names.into())]), 0);
         leases
     }
 
@@ -784,7 +797,7 @@ mod tests {
         let mut leases = second_of_three();
         let now = 10 * SECOND;
         let id = leases.tick(now)[0].id;
-        leases.set_candidates(BTreeMap::new());
+        leases.set_candidates(BTreeMap::new(), now);
         leases.answered(&name("c"), &answer(id, vec![A]), now + 1);
         assert_eq!(leases.rights(now + 2).count(), 0);
     }
@@ -820,10 +833,20 @@ mod tests {
     }
 
     #[test]
+    fn member_without_candidates_answers_and_asks_nothing() {
+        let voters = Voters { generation: 1, names: ["a", "b", "c"].map(name).into() };
+        let mut leases = Leases::new(name("b"), voters, Prefer::Single, Timing::DEFAULT, (0, 1));
+        assert_eq!(leases.tick(10 * SECOND), []);
+        assert_eq!(ask_of_a(&mut leases, 7, 10 * SECOND).grants, [A]);
+        leases.set_candidates(BTreeMap::new(), 10 * SECOND);
+        assert_eq!(leases.tick(10 * SECOND).len(), 1, "an empty question shows that it is alive");
+    }
+
+    #[test]
     fn only_the_first_question_states_devices() {
         let mut leases = second_of_three();
         let addresses = (0..100).map(|last| [192, 0, 2, last].into());
-        leases.set_candidates(addresses.map(|address: IpAddr| (address, vec![name("b")])).collect());
+        leases.set_candidates(addresses.map(|address: IpAddr| (address, vec![name("b")])).collect(), 0);
         let eth0 = BTreeSet::from(["eth0".to_owned()]);
         leases.set_devices(Some(eth0.clone()));
         let stated = |asks: &[Ask]| asks.iter().map(|ask| ask.devices.clone()).collect::<Vec<_>>();
@@ -840,6 +863,7 @@ mod tests {
             let before = Voters { generation: known, names };
             let mut leases = Leases::new(name("b"), before, Prefer::Single, Timing::DEFAULT, (0, 1));
             leases.set_members([name("a")]);
+            leases.set_candidates(BTreeMap::new(), 0);
             let id = leases.tick(SECOND)[0].id;
             let answer = Answer { voters: voters.parts().next(), ..answer(id, vec![]) };
             leases.answered(&name("a"), &answer, SECOND);
@@ -862,8 +886,8 @@ mod tests {
         let voters = Voters { generation: 1, names: names.iter().cloned().collect() };
         let mut leases = Leases::new(names[0].clone(), voters, Prefer::Single, Timing::DEFAULT, (0, 1));
         let address = |number: u32| IpAddr::V4((0xc612_0000 + number).into());
-        leases
-            .set_candidates((0..addresses).map(|number| (address(number), vec![names[0].clone()])).collect());
+        let candidates = (0..addresses).map(|number| (address(number), vec![names[0].clone()]));
+        leases.set_candidates(candidates.collect(), 0);
         let begin = cpu_time();
         for round in 0..5 {
             let now = 10 * SECOND + round * Timing::DEFAULT.interval;

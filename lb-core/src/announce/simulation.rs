@@ -61,6 +61,8 @@ struct Member {
     written: Option<Right>,
     /// Whether the member can reach the API server.
     has_api: bool,
+    /// When the member learns the candidates; `None` if it knows them.
+    synchronises_at: Option<Nanos>,
 }
 
 impl Member {
@@ -144,7 +146,8 @@ impl World {
         for index in 0..count {
             let offset = world.random.below(1_000 * SECOND);
             let rate = if rate == 0 { 0 } else { i64::try_from(world.random.below(11)).unwrap() - 5 };
-            let leases = world.leases(index, offset);
+            let mut leases = world.leases(index, offset);
+            leases.set_candidates(world.candidates(), offset);
             let next_tick = world.random.below(200 * MILLISECOND);
             world.members.push(Member {
                 leases,
@@ -155,6 +158,7 @@ impl World {
                 next_tick,
                 written: None,
                 has_api: true,
+                synchronises_at: None,
             });
         }
         world
@@ -169,15 +173,35 @@ impl World {
             leases.set_voters(voters, now);
         }
         leases.set_members(self.names.clone());
-        leases.set_candidates(BTreeMap::from([(ADDRESS, self.names.clone())]));
         leases
     }
 
+    fn candidates(&self) -> BTreeMap<IpAddr, Vec<Arc<str>>> {
+        BTreeMap::from([(ADDRESS, self.names.clone())])
+    }
+
     fn restart(&mut self, index: usize) {
+        self.restart_slowly(index, 0);
+    }
+
+    /// Starts the agent, which learns the candidates after `duration`.
+    fn restart_slowly(&mut self, index: usize, duration: Nanos) {
         let now = self.members[index].clock(self.time);
         let leases = self.leases(index, now);
         let member = &mut self.members[index];
         (member.leases, member.alive, member.written) = (leases, true, None);
+        member.synchronises_at = Some(self.time + duration);
+        self.synchronise(index);
+    }
+
+    /// Tells the member the candidates, if it is time to.
+    fn synchronise(&mut self, index: usize) {
+        let (candidates, time) = (self.candidates(), self.time);
+        let member = &mut self.members[index];
+        if member.synchronises_at.take_if(|at| *at <= time).is_some() {
+            let now = member.clock(time);
+            member.leases.set_candidates(candidates, now);
+        }
     }
 
     fn kill(&mut self, index: usize) {
@@ -270,6 +294,8 @@ impl World {
                 continue;
             }
             member.next_tick = self.time + Timing::DEFAULT.interval;
+            self.synchronise(index);
+            let member = &mut self.members[index];
             let now = member.clock(self.time);
             if member.has_api {
                 if let Some(voters) = self.object.clone() {
@@ -453,11 +479,45 @@ fn two_members_that_prefer_availability_both_announce_while_they_hear_nothing() 
 }
 
 #[test]
+fn two_members_that_start_together_have_one_owner_whenever_they_learn_the_candidates() {
+    for seed in 0..50 {
+        for apart in [0, 50, 100, 200, 400, 1_100, 1_200, 1_300, 3_000] {
+            let mut world = World::new(2, seed, Prefer::Availability, 5);
+            world.restart_slowly(0, 3 * SECOND);
+            world.restart_slowly(1, 3 * SECOND + apart * MILLISECOND);
+            world.run(9 * SECOND);
+            assert_eq!(world.answering(), [0], "seed {seed}, {apart} ms apart");
+        }
+    }
+}
+
+#[test]
+fn owner_stays_until_a_better_member_that_has_restarted_knows_the_candidates() {
+    for count in [2, 3] {
+        let mut world = World::new(count, 5, Prefer::Availability, 5);
+        world.run(8 * SECOND);
+        assert_eq!(world.answering(), [0]);
+        world.kill(0);
+        world.members[0].written = None;
+        world.run(4 * SECOND);
+        assert_eq!(world.answering(), [1]);
+        world.restart_slowly(0, 20 * SECOND);
+        for _ in 0..1_900 {
+            world.run(STEP);
+            assert_eq!(world.answering(), [1], "{count} members, at {} ms", world.time / MILLISECOND);
+        }
+        world.run(8 * SECOND);
+        assert_eq!(world.answering(), [0]);
+    }
+}
+
+#[test]
 fn planned_handover_takes_less_than_a_second() {
     let mut world = World::new(3, 9, Prefer::Single, 0);
     world.run(8 * SECOND);
     for member in &mut world.members {
-        member.leases.set_candidates(BTreeMap::from([(ADDRESS, vec!["n2".into(), "n1".into()])]));
+        let now = member.clock(world.time);
+        member.leases.set_candidates(BTreeMap::from([(ADDRESS, vec!["n2".into(), "n1".into()])]), now);
     }
     world.run(SECOND);
     assert_eq!(world.answering(), [2]);
@@ -596,7 +656,8 @@ fn change_of_the_voters_that_only_nodes_without_addresses_see_stops_no_others() 
         for index in 0..count {
             world.members[index].has_api = index >= apart;
             let candidates = BTreeMap::from([(ADDRESS, world.names[..apart].to_vec())]);
-            world.members[index].leases.set_candidates(candidates);
+            let now = world.members[index].clock(0);
+            world.members[index].leases.set_candidates(candidates, now);
         }
         world.run(40 * SECOND);
         assert_eq!(world.voters.names, world.nodes, "the last one votes");
@@ -709,7 +770,8 @@ proptest! {
                 0 => world.kill(index),
                 1 if !world.members[index].alive || world.members[index].paused_until <= world.time => {
                     // `restart` empties the data plane's map, as a restarted agent does first.
-                    world.restart(index);
+                    let duration = world.random.below(4) * world.random.below(2 * SECOND);
+                    world.restart_slowly(index, duration);
                 }
                 2 | 3 => world.members[index].paused_until = world.time + world.random.below(4 * SECOND),
                 4 => world.side[index] = world.random.below(3),
@@ -748,7 +810,8 @@ proptest! {
                 order.rotate_left(index);
                 let candidates = BTreeMap::from([(ADDRESS, order)]);
                 let of = usize::try_from(world.random.below(count as u64)).unwrap();
-                world.members[of].leases.set_candidates(candidates);
+                let now = world.members[of].clock(world.time);
+                world.members[of].leases.set_candidates(candidates, now);
             }
             if world.random.chance(20) {
                 // The data plane of a member stops serving the address, or serves it again.

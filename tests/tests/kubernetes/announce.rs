@@ -75,6 +75,13 @@ impl Segment {
         wait_for(SOON, answering).unwrap_or_else(|| panic!("{what}\n{}", self.logs()))
     }
 
+    /// The number of the node that should announce the address, of all that are alive.
+    fn best_node(&self) -> usize {
+        let list = self.json(1, &["announce", "list"]).unwrap();
+        let name = list[0]["node"].as_str().unwrap_or_else(|| panic!("no node in {list}"));
+        name.trim_start_matches('n').parse().unwrap()
+    }
+
     fn voters(&self) -> Value {
         let object = self.server.object("configmaps", "default", "lb-agent-announce").unwrap_or_default();
         object["data"]["voters"].clone()
@@ -330,16 +337,18 @@ fn agent_that_does_not_know_the_services_takes_no_address_over() {
     segment.advertise(&json!({}));
     segment.start();
     segment.wait_for_voters("n1 n2 n3");
-    sleep(SETTLED);
-    let best = segment.owner("the best node answers", |number| number.is_some()).unwrap();
+    let best = segment.best_node();
+    segment.owner("the best node answers", |number| number == Some(best));
     drop(segment.agents.remove(best - 1));
-    let next = segment.owner("another takes over", |number| number.is_some_and(|is| is != best));
+    let is_another = |number: Option<usize>| number.is_some_and(|is| is != best);
+    segment.owner("another takes over", is_another);
     segment.server.set_fault("endpointslices", Fault { held: true, ..Fault::default() });
     let agent = segment.agent(best, segment.flags());
     segment.agents.insert(best - 1, agent);
+    let runs = wait_for(SOON, || segment.json(best, &["announce", "list"]).ok());
+    runs.unwrap_or_else(|| panic!("the agent of n{best} does not run\n{}", segment.logs()));
     sleep(SETTLED);
-    segment
-        .owner("the best node waits for the EndpointSlices, so the other one stays", |number| number == next);
+    segment.owner("the best node waits for the EndpointSlices, so another one answers", is_another);
     segment.server.set_fault("endpointslices", Fault::default());
     segment.owner("the best node knows the Services", |number| number == Some(best));
 }
