@@ -2,8 +2,8 @@
 
 use std::hint::black_box;
 
-/// As many bytes as the largest caches of servers hold.
-const SIZE: usize = 512 << 20;
+/// More bytes than the last-level caches of servers have.
+const SIZE: usize = 1 << 30;
 /// Size in bytes of a cache line.
 const LINE: usize = 64;
 
@@ -18,7 +18,7 @@ impl Caches {
         Self { memory: vec![1; SIZE] }
     }
 
-    /// Reads the memory, so that the caches hold it and nothing else.
+    /// Reads the memory, which evicts what the caches have held.
     pub(crate) fn empty(&self) {
         let sum: u64 = self.memory.iter().step_by(LINE).map(|byte| u64::from(*byte)).sum();
         black_box(sum);

@@ -10,6 +10,7 @@ use anyhow::{Context as _, ensure};
 
 use crate::{
     baselines::Baseline,
+    caches::Caches,
     candidate::{Candidate, Kind},
     cases::Case,
     world::World,
@@ -178,13 +179,12 @@ impl Contest {
         Ok(())
     }
 
-    /// Before a measurement whose packets create flows: deletes all flows, and empties the caches. Deletion passes over
-    /// the maps of one candidate in another way than over those of the other, and new flows of a node find neither in
-    /// caches.
+    /// Before a measurement whose packets create flows: deletes all flows, and empties the caches. Deletion reads the
+    /// whole flow table, but only the used entries of the baselines' maps, so they would start with different caches.
     fn prepare(&self, world: &World) -> anyhow::Result<()> {
         if self.case().makes_flows() {
             world.clear_flows()?;
-            world.caches.empty();
+            world.caches.iter().for_each(Caches::empty);
         }
         Ok(())
     }

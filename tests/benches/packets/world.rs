@@ -221,7 +221,8 @@ pub(crate) struct World {
     /// The loaded data plane of each build.
     pub(crate) datapaths: Vec<Datapath>,
     pub(crate) baselines: Baselines,
-    pub(crate) caches: Caches,
+    /// Empties the caches, for populations whose packets create flows.
+    pub(crate) caches: Option<Caches>,
     pub(crate) population: Population,
 }
 
@@ -238,7 +239,7 @@ impl World {
             v6: Family::v6()?,
             datapaths: builds.iter().map(load).collect::<anyhow::Result<_>>()?,
             baselines: Baselines::load(baselines)?,
-            caches: Caches::new(),
+            caches: (population == Population::Empty).then(Caches::new),
             population,
         };
         let families = [world.v4, world.v6];
