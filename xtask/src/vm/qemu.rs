@@ -10,6 +10,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use lb_tests::cleanup::Cleanup;
 
 use super::folders::folder;
 use super::kernel::Kernel;
@@ -131,27 +132,34 @@ pub(crate) fn configure(
     }
 }
 
-/// A running qemu; killed when dropped.
-pub(crate) struct Guest(Child);
+/// A running qemu; killed when dropped, or when [`cleanup::on_interrupt`](lb_tests::cleanup::on_interrupt) handles a
+/// signal.
+pub(crate) struct Guest {
+    process: Child,
+    cleanup: Option<Cleanup>,
+}
 
 impl Guest {
     pub(crate) fn start(mut command: Command) -> anyhow::Result<Self> {
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        Ok(Self(child.with_context(|| format!("cannot start {PROGRAM}"))?))
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let started = Cleanup::spawn(&mut command);
+        let (process, cleanup) = started.with_context(|| format!("cannot start {PROGRAM}"))?;
+        Ok(Self { process, cleanup: Some(cleanup) })
     }
 
     pub(crate) fn is_running(&mut self) -> io::Result<bool> {
-        Ok(self.0.try_wait()?.is_none())
+        Ok(self.process.try_wait()?.is_none())
     }
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
         // The process may have ended before.
-        self.0.kill().unwrap_or_default();
-        if let Err(error) = self.0.wait() {
+        self.process.kill().unwrap_or_default();
+        if let Err(error) = self.process.wait() {
             eprintln!("cannot wait for {PROGRAM}: {error}");
         }
+        self.cleanup.take().into_iter().for_each(Cleanup::disarm);
     }
 }
 

@@ -115,7 +115,9 @@ impl Tree {
     pub(crate) fn write(&self, archive: &Path) -> anyhow::Result<()> {
         let file = File::create(archive).with_context(|| format!("cannot create {}", archive.display()))?;
         let mut to = BufWriter::new(file);
-        for (number, (path, node)) in (1..).zip(&self.nodes) {
+        // The root itself has no entry.
+        let nodes = self.nodes.iter().filter(|(path, _)| path.parent().is_some());
+        for (number, (path, node)) in (1..).zip(nodes) {
             to = node
                 .write(to, number, path)
                 .with_context(|| format!("cannot write {} to {}", path.display(), archive.display()))?;

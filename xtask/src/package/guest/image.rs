@@ -1,5 +1,5 @@
 //! The root file system of the guest: a minimal Debian, its kernel's modules, the package, and a shell at the second
-//! serial port.
+//! serial port. All files belong to root, no folder is writable for others, and no program is setuid.
 
 use std::fs;
 use std::path::Path;

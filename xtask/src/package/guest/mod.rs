@@ -14,7 +14,7 @@ use lb_tests::cleanup;
 
 use crate::setup;
 use crate::user::is_root;
-use crate::vm;
+use crate::vm::kernel::{self, Kernel};
 
 mod image;
 mod network;
@@ -42,24 +42,26 @@ const SETTINGS: &str = "dnsBindAddress: [10.1.0.1]\n";
 const OVERRIDE: &str = "[Service]\nCapabilityBoundingSet=CAP_NET_BIND_SERVICE\n";
 /// What the server behind the Service answers.
 const ANSWER: &str = "the endpoint of my-service";
-/// Number of requests that must succeed in a row while the agent is away.
-const REQUESTS: u32 = 20;
 
 /// Boots the guest, and plays a package's life: installation, start, crash, hang, upgrade, removal.
 pub(super) fn run(package: &Path, folder: &Path) -> anyhow::Result<()> {
     ensure!(is_root()?, "the guest's network card needs root");
     setup::install(&TOOLS)?;
     cleanup::on_interrupt();
-    let (release, kernel) = RELEASE;
-    let kernel = vm::kernel::find(kernel)?;
+    let (release, version) = RELEASE;
+    let kernel = kernel::find(version)?;
     step("building the root file system of Debian", release);
     let image = folder.join("guest.cpio");
     image::write(&image, release, &kernel, package)?;
     let other_host = OtherHost::create(folder)?;
     step("booting Debian with Linux", &kernel.release);
-    let mut guest = Shell::boot(&kernel, &image, folder, &other_host)?;
-    life(&mut guest, &other_host)
-        .with_context(|| format!("the guest's console is in {}", folder.join("console.log").display()))?;
+    boot_and_play(&kernel, &image, folder, &other_host)
+        .with_context(|| format!("the guest's console is in {}", folder.join("console.log").display()))
+}
+
+fn boot_and_play(kernel: &Kernel, image: &Path, folder: &Path, other_host: &OtherHost) -> anyhow::Result<()> {
+    let mut guest = Shell::boot(kernel, image, folder, other_host)?;
+    life(&mut guest, other_host)?;
     guest.power_off()
 }
 
@@ -72,10 +74,17 @@ fn life(guest: &mut Shell, other_host: &OtherHost) -> anyhow::Result<()> {
     install(guest)?;
     let service = start(guest, other_host)?;
     // Names need the agent; the Service's address does not.
-    let serves = || other_host.expect_answers(REQUESTS, &service, ANSWER);
-    crash(guest, serves)?;
-    hang(guest, serves)?;
-    upgrade(guest, serves)?;
+    let under_requests = |what: fn(&mut Shell) -> anyhow::Result<()>, guest: &mut Shell| {
+        other_host.request_while(&service, ANSWER, || what(guest))
+    };
+    let requests = under_requests(crash, guest)?;
+    done(&format!("a killed agent fails none of {requests} requests, and systemd starts another one"));
+    let requests = under_requests(hang, guest)?;
+    done(&format!("a hung agent fails none of {requests} requests, and systemd's watchdog replaces it"));
+    let requests = under_requests(upgrade, guest)?;
+    done(&format!(
+        "an upgrade replaces the agent, fails none of {requests} requests, and keeps the settings"
+    ));
     other_host.reach_by_name(ANSWER)?;
     remove(guest)?;
     other_host.expect_no_answer(&service)?;
@@ -97,16 +106,14 @@ fn install(guest: &mut Shell) -> anyhow::Result<()> {
 /// address.
 fn start(guest: &mut Shell, other_host: &OtherHost) -> anyhow::Result<String> {
     guest.write("/etc/lb-agent/services/my-service.yaml", SERVICE)?;
-    guest.run(&format!("printf '{}' >> /etc/lb-agent/config.yaml", SETTINGS.escape_default()))?;
+    guest.run(&format!("cat >> /etc/lb-agent/config.yaml <<'END'\n{SETTINGS}END"))?;
     guest.write("/etc/systemd/system/lb-agent.service.d/override.conf", OVERRIDE)?;
     guest.run("systemctl daemon-reload")?;
     let began = Instant::now();
     guest.run("systemctl enable --now lb-agent")?;
+    let took = began.elapsed().as_secs();
     let service = other_host.reach_by_name(ANSWER)?;
-    done(&format!(
-        "`systemctl start` returns after {} s; another host reaches the Service by name",
-        began.elapsed().as_secs()
-    ));
+    done(&format!("`systemctl start` returns after {took} s; another host reaches the Service by name"));
     let status = guest.output("lb-agent status")?;
     ensure!(
         status.lines().any(|line| line.split_whitespace().eq(["Problems", "none"])),
@@ -116,22 +123,16 @@ fn start(guest: &mut Shell, other_host: &OtherHost) -> anyhow::Result<String> {
     Ok(service)
 }
 
-/// Kills the agent: the Service goes on answering, and systemd starts another agent.
-fn crash(guest: &mut Shell, serves: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
+/// Kills the agent, and waits until systemd has started another one.
+fn crash(guest: &mut Shell) -> anyhow::Result<()> {
     guest.run("systemctl kill --signal=KILL lb-agent")?;
-    serves()?;
-    restarted(guest, 1)?;
-    done("a killed agent fails no request, and systemd starts another one");
-    Ok(())
+    restarted(guest, 1)
 }
 
-/// Stops the process, as a hang does: the watchdog replaces it, and the Service goes on answering.
-fn hang(guest: &mut Shell, serves: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
+/// Stops the agent's process, as if it hung, and waits until the watchdog has replaced it.
+fn hang(guest: &mut Shell) -> anyhow::Result<()> {
     guest.run("systemctl kill --signal=STOP lb-agent")?;
-    serves()?;
-    restarted(guest, 2)?;
-    done("a hung agent fails no request, and systemd's watchdog replaces it");
-    Ok(())
+    restarted(guest, 2)
 }
 
 /// Waits until systemd has started the unit again `times` times, and the new agent is ready.
@@ -142,16 +143,13 @@ fn restarted(guest: &mut Shell, times: u32) -> anyhow::Result<()> {
 }
 
 /// Installs the package over itself: the agent is replaced, and the changed settings stay.
-fn upgrade(guest: &mut Shell, serves: impl Fn() -> anyhow::Result<()>) -> anyhow::Result<()> {
+fn upgrade(guest: &mut Shell) -> anyhow::Result<()> {
     let agent = "systemctl show lb-agent --property=MainPID";
     let before = guest.output(agent)?;
     guest.run(&format!("dpkg --install {PACKAGE}"))?;
-    serves()?;
     guest.wait_for("systemctl is-active lb-agent", "active", Duration::from_secs(300))?;
     ensure!(guest.output(agent)? != before, "the upgrade has not replaced the agent");
-    guest.run("grep --quiet dnsBindAddress /etc/lb-agent/config.yaml")?;
-    done("an upgrade replaces the agent, and keeps the settings");
-    Ok(())
+    guest.run("grep --quiet dnsBindAddress /etc/lb-agent/config.yaml")
 }
 
 /// Removes the package: nothing of it stays in the kernel.

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use anyhow::{Context as _, ensure};
 use lb_tests::netns::{Netns, unique_prefix};
@@ -43,17 +45,40 @@ impl OtherHost {
     /// Sends a request to the Service by its name; returns the address of the Service if the answer is the expected one.
     pub(super) fn reach_by_name(&self, expected: &str) -> anyhow::Result<String> {
         let entry = self.with_names(&["getent", "ahostsv4", NAME])?;
-        self.expect_answers(1, NAME, expected)?;
+        self.expect_answer(NAME, expected)?;
         let address = entry.split_whitespace().next().context("getent prints no address")?;
         Ok(address.to_owned())
     }
 
-    /// Sends requests to `host`, one after the other; fails unless each gets the expected answer.
-    pub(super) fn expect_answers(&self, requests: u32, host: &str, expected: &str) -> anyhow::Result<()> {
-        for number in 1..=requests {
-            let answer = self.request(host).with_context(|| format!("request {number} of {requests}"))?;
-            ensure!(answer == expected, "request {number} of {requests}: the answer is {answer:?}");
-        }
+    /// Sends requests to `host`, one after the other, until `work` has ended; fails unless each gets the expected answer.
+    /// Returns the number of requests.
+    pub(super) fn request_while(
+        &self,
+        host: &str,
+        expected: &str,
+        work: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<u64> {
+        let ended = AtomicBool::new(false);
+        let requests = || {
+            let mut sent = 0;
+            while !ended.load(Ordering::Relaxed) {
+                self.expect_answer(host, expected).with_context(|| format!("request {sent}"))?;
+                sent += 1;
+            }
+            Ok(sent)
+        };
+        thread::scope(|scope| {
+            let client = scope.spawn(requests);
+            let worked = work();
+            ended.store(true, Ordering::Relaxed);
+            let sent = client.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            worked.and(sent)
+        })
+    }
+
+    fn expect_answer(&self, host: &str, expected: &str) -> anyhow::Result<()> {
+        let answer = self.request(host)?;
+        ensure!(answer == expected, "the answer of {host} is {answer:?}");
         Ok(())
     }
 
@@ -65,7 +90,7 @@ impl OtherHost {
 
     /// The body of the answer to an HTTP request.
     fn request(&self, host: &str) -> anyhow::Result<String> {
-        self.with_names(&["curl", "--silent", "--show-error", "--fail", "--max-time", "30", host])
+        self.with_names(&["curl", "--silent", "--show-error", "--fail", "--max-time", "5", host])
     }
 
     /// The output of a program that finds the guest's DNS server in its resolv.conf; fails if the program does.
