@@ -1,7 +1,8 @@
-//! Runs the daemons of other software, such as BIRD, for a test.
+//! Runs the programs of other software, such as BIRD and qemu, in the background.
 
 use std::{
     fs::File,
+    io,
     path::Path,
     process::{Child, Command, Stdio},
 };
@@ -35,6 +36,14 @@ impl Daemon {
     pub fn start_with_log(command: &mut Command, log: &Path) -> Result<Self> {
         let file = File::create(log).with_context(|| format!("creating {}", log.display()))?;
         Self::start(command.stdout(file.try_clone()?).stderr(file))
+    }
+
+    /// Whether the process runs.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn is_running(&mut self) -> io::Result<bool> {
+        Ok(self.child.try_wait()?.is_none())
     }
 }
 

@@ -17,7 +17,7 @@ options ndots:5 timeout:1 attempts:1
 /// Path of the C source of a program that resolves names by musl.
 const MUSL_SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/musl/resolve.c");
 
-/// Runs resolvers in a network namespace, with a resolv.conf that names a DNS server at 127.0.0.1.
+/// Runs resolvers in a network namespace, with a resolv.conf of their own.
 #[derive(Debug)]
 pub struct Resolver {
     netns: Netns,
@@ -25,10 +25,15 @@ pub struct Resolver {
 }
 
 impl Resolver {
-    /// Creates the resolver; writes its resolv.conf into `folder`.
+    /// Creates the resolver of a pod; writes its resolv.conf into `folder`.
     pub fn new(netns: Netns, folder: &Path) -> io::Result<Self> {
+        Self::configured(netns, folder, RESOLV_CONF)
+    }
+
+    /// Creates a resolver with this content of resolv.conf, which it writes into `folder`.
+    pub fn configured(netns: Netns, folder: &Path, content: &str) -> io::Result<Self> {
         let resolv_conf = folder.join("resolv.conf");
-        fs::write(&resolv_conf, RESOLV_CONF)?;
+        fs::write(&resolv_conf, content)?;
         Ok(Self { netns, resolv_conf })
     }
 
@@ -61,7 +66,7 @@ impl Resolver {
     }
 
     /// Runs a program in a mount namespace in which it sees this resolv.conf.
-    fn output(&self, program: &[&str]) -> io::Result<Output> {
+    pub fn output(&self, program: &[&str]) -> io::Result<Output> {
         let script = "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\"";
         let mut command = self.netns.command("unshare");
         command.args(["--mount", "sh", "-c", script]).arg(&self.resolv_conf).args(program);

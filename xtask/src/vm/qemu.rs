@@ -5,12 +5,12 @@ use std::fs;
 use std::io;
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use lb_tests::cleanup::Cleanup;
+use lb_tests::daemon::Daemon;
 
 use super::folders::folder;
 use super::kernel::Kernel;
@@ -91,7 +91,7 @@ pub(crate) fn accelerator(kernel: &Kernel) -> anyhow::Result<Accelerator> {
     remove_old(&console)?;
     let mut command = Command::new(PROGRAM);
     configure(&mut command, kernel, Accelerator::Kvm, &console, "", None);
-    let mut guest = Guest::start(command)?;
+    let mut guest = start(command)?;
     let start = Instant::now();
     while start.elapsed() < PROBE && guest.is_running()? {
         sleep(Duration::from_millis(100));
@@ -132,35 +132,9 @@ pub(crate) fn configure(
     }
 }
 
-/// A running qemu; killed when dropped, or when [`cleanup::on_interrupt`](lb_tests::cleanup::on_interrupt) handles a
-/// signal.
-pub(crate) struct Guest {
-    process: Child,
-    cleanup: Option<Cleanup>,
-}
-
-impl Guest {
-    pub(crate) fn start(mut command: Command) -> anyhow::Result<Self> {
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let started = Cleanup::spawn(&mut command);
-        let (process, cleanup) = started.with_context(|| format!("cannot start {PROGRAM}"))?;
-        Ok(Self { process, cleanup: Some(cleanup) })
-    }
-
-    pub(crate) fn is_running(&mut self) -> io::Result<bool> {
-        Ok(self.process.try_wait()?.is_none())
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        // The process may have ended before.
-        self.process.kill().unwrap_or_default();
-        if let Err(error) = self.process.wait() {
-            eprintln!("cannot wait for {PROGRAM}: {error}");
-        }
-        self.cleanup.take().into_iter().for_each(Cleanup::disarm);
-    }
+/// Starts qemu, which ends when the returned value is dropped.
+pub(crate) fn start(mut command: Command) -> anyhow::Result<Daemon> {
+    Daemon::start(command.stdout(Stdio::null()).stderr(Stdio::null()))
 }
 
 /// The result of a boot.
@@ -191,7 +165,7 @@ pub(super) fn boot(
     }
     [&console, &channel].into_iter().try_for_each(|path| remove_old(path))?;
     command.arg("-serial").arg(format!("file:{}", channel.display()));
-    let mut guest = Guest::start(command)?;
+    let mut guest = start(command)?;
     let (mut shown, mut last, mut size) = (0, Instant::now(), 0);
     loop {
         let ended = !guest.is_running()?;

@@ -23,8 +23,10 @@ mod shell;
 use self::network::OtherHost;
 use self::shell::Shell;
 
-/// The guest's Debian release, and the version of its kernel.
-const RELEASE: (&str, &str) = ("bookworm", "6.1");
+/// The guest's Debian release.
+const DEBIAN: &str = "bookworm";
+/// The version of the guest's kernel.
+const KERNEL: &str = "6.1";
 /// Programs that build and run the guest, with their packages.
 const TOOLS: [(&str, &str); 4] = [
     ("mmdebstrap", "mmdebstrap"),
@@ -38,9 +40,9 @@ const PACKAGE: &str = "/root/lb-agent.deb";
 const SERVICE: &str = include_str!("my-service.yaml");
 /// Settings that the administrator adds to those of the package.
 const SETTINGS: &str = "dnsBindAddress: [10.1.0.1]\n";
-/// What docs/package.md prescribes for a DNS server at port 53.
+/// The override of the unit that a DNS server at port 53 needs, by docs/package.md.
 const OVERRIDE: &str = "[Service]\nCapabilityBoundingSet=CAP_NET_BIND_SERVICE\n";
-/// What the server behind the Service answers.
+/// The page that the endpoint of the Service serves.
 const ANSWER: &str = "the endpoint of my-service";
 
 /// Boots the guest, and plays a package's life: installation, start, crash, hang, upgrade, removal.
@@ -48,11 +50,10 @@ pub(super) fn run(package: &Path, folder: &Path) -> anyhow::Result<()> {
     ensure!(is_root()?, "the guest's network card needs root");
     setup::install(&TOOLS)?;
     cleanup::on_interrupt();
-    let (release, version) = RELEASE;
-    let kernel = kernel::find(version)?;
-    step("building the root file system of Debian", release);
+    let kernel = kernel::find(KERNEL)?;
+    step("building the root file system of Debian", DEBIAN);
     let image = folder.join("guest.cpio");
-    image::write(&image, release, &kernel, package)?;
+    image::write(&image, DEBIAN, &kernel, package)?;
     let other_host = OtherHost::create(folder)?;
     step("booting Debian with Linux", &kernel.release);
     boot_and_play(&kernel, &image, folder, &other_host)
@@ -67,7 +68,7 @@ fn boot_and_play(kernel: &Kernel, image: &Path, folder: &Path, other_host: &Othe
 
 fn life(guest: &mut Shell, other_host: &OtherHost) -> anyhow::Result<()> {
     guest.run("systemctl is-system-running --wait")?;
-    guest.run(&network::commands())?;
+    guest.run(network::ADDRESSES)?;
     guest.run(&format!(
         "mkdir -p /srv/www && echo {ANSWER} > /srv/www/index.html && busybox httpd -p 192.0.2.42:9376 -h /srv/www"
     ))?;

@@ -1,25 +1,28 @@
 //! The wire between the guest and another host, a network namespace of this machine.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context as _, ensure};
 use lb_tests::netns::{Netns, unique_prefix};
+use lb_tests::resolver::Resolver;
 
 /// The name of the Service in the DNS of its cluster domain.
 const NAME: &str = "my-service.default.svc.cluster.local";
 /// The guest is the other host's name server and its way to cluster IPs.
 const RESOLV_CONF: &str = "nameserver 10.1.0.1\noptions timeout:5\n";
+/// Commands that give the guest its addresses: that of the wire, and that of the endpoint.
+pub(super) const ADDRESSES: &str =
+    "ip address add 10.1.0.1/24 dev eth0 && ip link set eth0 up && ip address add 192.0.2.42/32 dev lo";
 /// The TAP device at the other host's end of the wire.
 const TAP: &str = "wire";
 
 /// A host that is a client of the guest's Services. Dropping this value removes it.
 pub(super) struct OtherHost {
     netns: Netns,
-    resolv_conf: PathBuf,
+    resolver: Resolver,
 }
 
 impl OtherHost {
@@ -32,9 +35,8 @@ impl OtherHost {
              link set {TAP} up\n\
              route add 10.96.0.0/12 via 10.1.0.1"
         ))?;
-        let resolv_conf = folder.join("resolv.conf");
-        fs::write(&resolv_conf, RESOLV_CONF)?;
-        Ok(Self { netns, resolv_conf })
+        let resolver = Resolver::configured(netns.clone(), folder, RESOLV_CONF)?;
+        Ok(Self { netns, resolver })
     }
 
     /// A command on this host.
@@ -44,7 +46,7 @@ impl OtherHost {
 
     /// Sends a request to the Service by its name; returns the address of the Service if the answer is the expected one.
     pub(super) fn reach_by_name(&self, expected: &str) -> anyhow::Result<String> {
-        let entry = self.with_names(&["getent", "ahostsv4", NAME])?;
+        let entry = self.run(&["getent", "ahostsv4", NAME])?;
         self.expect_answer(NAME, expected)?;
         let address = entry.split_whitespace().next().context("getent prints no address")?;
         Ok(address.to_owned())
@@ -90,15 +92,12 @@ impl OtherHost {
 
     /// The body of the answer to an HTTP request.
     fn request(&self, host: &str) -> anyhow::Result<String> {
-        self.with_names(&["curl", "--silent", "--show-error", "--fail", "--max-time", "5", host])
+        self.run(&["curl", "--silent", "--show-error", "--fail", "--max-time", "5", host])
     }
 
     /// The output of a program that finds the guest's DNS server in its resolv.conf; fails if the program does.
-    fn with_names(&self, program: &[&str]) -> anyhow::Result<String> {
-        let script = "mount --bind \"$0\" /etc/resolv.conf && exec \"$@\"";
-        let mut command = self.command("unshare");
-        command.args(["--mount", "sh", "-c", script]).arg(&self.resolv_conf).args(program);
-        let output = command.output().context("cannot start unshare")?;
+    fn run(&self, program: &[&str]) -> anyhow::Result<String> {
+        let output = self.resolver.output(program).context("cannot start unshare")?;
         let error = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "`{}`: {}, {}", program.join(" "), output.status, error.trim());
         Ok(String::from_utf8(output.stdout)?.trim().to_owned())
@@ -113,10 +112,4 @@ pub(super) fn arguments() -> [String; 4] {
         "-device".to_owned(),
         "virtio-net-pci,netdev=wire,romfile=".to_owned(),
     ]
-}
-
-/// Commands that give the guest its addresses: that of the wire, and that of the endpoint.
-pub(super) fn commands() -> String {
-    "ip address add 10.1.0.1/24 dev eth0 && ip link set eth0 up && ip address add 192.0.2.42/32 dev lo"
-        .to_owned()
 }

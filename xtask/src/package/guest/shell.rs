@@ -8,10 +8,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use lb_tests::daemon::Daemon;
 
 use super::network::{self, OtherHost};
 use crate::vm::kernel::Kernel;
-use crate::vm::qemu::{self, Guest};
+use crate::vm::qemu;
 
 /// The word before the exit code that ends the output of each command.
 const END: &str = "@exit";
@@ -20,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(600);
 
 /// The shell of a running guest.
 pub(super) struct Shell {
-    guest: Guest,
+    guest: Daemon,
     output: BufReader<UnixStream>,
 }
 
@@ -39,7 +40,7 @@ impl Shell {
         qemu::configure(&mut command, kernel, qemu::accelerator(kernel)?, &console, parameters, Some(image));
         command.args(network::arguments());
         command.arg("-serial").arg(format!("unix:{},server=on,wait=off", socket.display()));
-        let mut guest = Guest::start(command)?;
+        let mut guest = qemu::start(command)?;
         let stream = connect(&mut guest, &socket)?;
         stream.set_read_timeout(Some(LIMIT))?;
         let mut shell = Self { guest, output: BufReader::new(stream) };
@@ -113,7 +114,7 @@ impl Shell {
 }
 
 /// Connects to the socket, which qemu creates when it starts.
-fn connect(guest: &mut Guest, socket: &Path) -> anyhow::Result<UnixStream> {
+fn connect(guest: &mut Daemon, socket: &Path) -> anyhow::Result<UnixStream> {
     let start = Instant::now();
     loop {
         match UnixStream::connect(socket) {
