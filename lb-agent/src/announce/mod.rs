@@ -258,12 +258,10 @@ impl Announcer {
         self.candidacies =
             if ready { candidacies(&advertised, &holders, &nodes, &self.node) } else { Vec::new() };
         drop((advertised, holders));
-        if let Some(peers) = &mut self.peers {
+        if let Some(peers) = self.peers.as_mut().filter(|_| ready) {
             let of = |candidacy: &Candidacy| (candidacy.address, candidacy.nodes.clone());
-            if ready {
-                let candidates = self.candidacies.iter().map(of).collect();
-                peers.leases().set_candidates(candidates, Announcements::now());
-            }
+            let candidates = self.candidacies.iter().map(of).collect();
+            peers.leases().set_candidates(candidates, Announcements::now());
             let unserved = self.candidacies.iter().filter(|candidacy| !candidacy.is_served_here);
             peers.leases().set_unserved(unserved.map(|candidacy| candidacy.address).collect());
         }

@@ -360,8 +360,8 @@ impl Leases {
         rights.filter(move |(_, right)| now < right.deadline)
     }
 
-    /// The next questions, for all other members; none before the candidates are known. Rights that this member gives back end with this call, so the caller
-    /// must stop answering for these addresses before it sends the questions.
+    /// The next questions, for all other members; none before the candidates are known. Rights that this member gives
+    /// back end with this call, so the caller must stop answering for these addresses before it sends the questions.
     pub fn tick(&mut self, now: Nanos) -> Vec<Ask> {
         if self.asks_since.is_none() {
             return Vec::new();
@@ -599,12 +599,12 @@ impl Leases {
     /// needs only its own grant if the other one has been silent for [`Timing::promise`] or has retired, and if this one
     /// has sent questions for that long: two that begin to ask at the same time must hear each other first.
     fn quorum(&self, now: Nanos) -> usize {
-        let is_past = |since: Nanos| now.saturating_sub(since) >= self.timing.promise;
-        let is_gone = |peer: &Peer| peer.retired || peer.heard.is_none_or(is_past);
+        let promise_has_passed = |since: Nanos| now.saturating_sub(since) >= self.timing.promise;
+        let is_gone = |peer: &Peer| peer.retired || peer.heard.is_none_or(promise_has_passed);
         let is_alone = |name: &Arc<str>| *name == self.this || self.others.get(name).is_none_or(is_gone);
         let names = &self.voters.names;
         let pair = names.len() == 2 && names.contains(&self.this) && self.prefer == Prefer::Availability;
-        if pair && self.asks_since.is_some_and(is_past) && names.iter().all(is_alone) {
+        if pair && self.asks_since.is_some_and(promise_has_passed) && names.iter().all(is_alone) {
             1
         } else {
             self.voters.majority()
