@@ -43,6 +43,16 @@ impl Segment {
         }));
     }
 
+    /// Three nodes that announce the address at layer 2, once all of them vote.
+    fn announcing() -> Self {
+        let mut segment = Self::new(3);
+        segment.fill();
+        segment.advertise(&json!({}));
+        segment.start();
+        segment.wait_for_voters("n1 n2 n3");
+        segment
+    }
+
     fn start(&mut self) {
         let flags = self.flags();
         self.start_with(|_| flags.clone());
@@ -332,11 +342,7 @@ fn address_is_announced_without_an_api_server_and_by_nodes_that_come_and_go() {
 
 #[test]
 fn agent_that_does_not_know_the_services_takes_no_address_over() {
-    let mut segment = Segment::new(3);
-    segment.fill();
-    segment.advertise(&json!({}));
-    segment.start();
-    segment.wait_for_voters("n1 n2 n3");
+    let mut segment = Segment::announcing();
     let best = segment.best_node();
     segment.owner("the best node answers", |number| number == Some(best));
     drop(segment.agents.remove(best - 1));
@@ -355,11 +361,7 @@ fn agent_that_does_not_know_the_services_takes_no_address_over() {
 
 #[test]
 fn voters_that_were_deleted_or_replaced_return() {
-    let mut segment = Segment::new(3);
-    segment.fill();
-    segment.advertise(&json!({}));
-    segment.start();
-    segment.wait_for_voters("n1 n2 n3");
+    let segment = Segment::announcing();
     let object = || segment.server.object("configmaps", "default", "lb-agent-announce").unwrap_or_default();
     let generation = || object()["data"]["generation"].as_str().unwrap_or("0").parse::<u64>().unwrap();
     let written = |generation: &str| {
@@ -387,11 +389,7 @@ fn voters_that_were_deleted_or_replaced_return() {
 
 #[test]
 fn voters_that_have_lost_their_majority_are_replaced_by_command() {
-    let mut segment = Segment::new(3);
-    segment.fill();
-    segment.advertise(&json!({}));
-    segment.start();
-    segment.wait_for_voters("n1 n2 n3");
+    let mut segment = Segment::announcing();
     let kubeconfig = segment.folder.join("kubeconfig").display().to_string();
     let voters = |segment: &Segment, arguments: &[&str]| {
         let mut command = segment.nodes[2].command(binary());
