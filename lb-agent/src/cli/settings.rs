@@ -241,10 +241,12 @@ settings! {
         /// rules and policy routing of the node [default: stack]
         "forwarding" "LB_AGENT_FORWARDING" "forwarding"
         forwarding: Option<Forwarding> | Option<Forwarding>, (value_name = "HOW");
-        /// Address that serves /healthz and /livez; empty: none [default: 0.0.0.0:10256, or with an IPv6 --bind-address [::]:10256]
+        /// Address that serves /healthz and /livez; empty: none [default: 0.0.0.0:10256, or with an IPv6
+        /// --bind-address [::]:10256]
         "healthz-bind-address" "LB_AGENT_HEALTHZ_BIND_ADDRESS" "healthzBindAddress"
         healthz_bind_address: Option<String> | Option<String>, (value_name = "HOST:PORT");
-        /// Address that serves /metrics and /proxyMode; empty: none [default: 127.0.0.1:10249, or with an IPv6 --bind-address [::1]:10249]
+        /// Address that serves /metrics and /proxyMode; empty: none [default: 127.0.0.1:10249, or with an IPv6
+        /// --bind-address [::1]:10249]
         "metrics-bind-address" "LB_AGENT_METRICS_BIND_ADDRESS" "metricsBindAddress"
         metrics_bind_address: Option<String> | Option<String>, (value_name = "HOST:PORT");
         /// Address that serves the pages for a browser, such as 127.0.0.1:8088; one that is no loopback address needs
