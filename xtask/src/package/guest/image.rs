@@ -12,8 +12,8 @@ use crate::process;
 use crate::vm::kernel::Kernel;
 use crate::vm::tree::Tree;
 
-/// Packages beside the essential ones: systemd as process 1, what loads drivers, `ip`, and a web server.
-const PACKAGES: &str = "systemd-sysv,udev,kmod,iproute2,busybox";
+/// Packages beside the essential ones: systemd as process 1, what loads drivers, `ip`, a web server, and its client.
+const PACKAGES: &str = "systemd-sysv,udev,kmod,iproute2,busybox,curl";
 /// Folders of Debian's root file system that the guest does not need, or that hold device files.
 const LEFT_OUT: [&str; 5] =
     ["dev", "usr/share/doc", "usr/share/locale", "var/cache/apt", "var/lib/apt/lists"];

@@ -1,13 +1,13 @@
-//! `cargo xtask package --guest`: the package in a fresh Debian with systemd, emulated by qemu. Another host reaches the
-//! Service of Kubernetes' documentation there by name, until the package is removed.
+//! `cargo xtask package --guest`: the package in fresh Debians with systemd, emulated by qemu, each beside another host.
 //!
 //! ```text
-//! image    the root file system of the guest      shell    commands in the guest
-//! network  the wire, and the other host at its end
+//! tutorial  the commands of docs/standalone.md     image    the root file system of a guest
+//! life      installation, faults, upgrade, removal shell    commands in a guest
+//!                                                  network  the wire, and the other host at its end
 //! ```
 
+use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use lb_tests::cleanup;
@@ -17,163 +17,60 @@ use crate::user::is_root;
 use crate::vm::kernel::{self, Kernel};
 
 mod image;
+mod life;
 mod network;
 mod shell;
+mod tutorial;
 
 use self::network::OtherHost;
 use self::shell::Shell;
 
-/// The guest's Debian release.
+/// The guests' Debian release.
 const DEBIAN: &str = "bookworm";
-/// The version of the guest's kernel.
+/// The version of the guests' kernel.
 const KERNEL: &str = "6.1";
-/// Programs that build and run the guest, with their packages.
-const TOOLS: [(&str, &str); 4] = [
+/// Programs that build and run the guests, and those that the other host runs, with their packages.
+const TOOLS: [(&str, &str); 5] = [
     ("mmdebstrap", "mmdebstrap"),
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("depmod", "kmod"),
     ("curl", "curl"),
+    ("dig", "bind9-dnsutils"),
 ];
-/// Path of the package in the guest.
-const PACKAGE: &str = "/root/lb-agent.deb";
-/// The Service and its endpoint, as Kubernetes' documentation of Services has them.
-const SERVICE: &str = include_str!("my-service.yaml");
-/// Settings that the administrator adds to those of the package.
-const SETTINGS: &str = "dnsBindAddress: [10.1.0.1]\n";
-/// The override of the unit that a DNS server at port 53 needs, by docs/package.md.
-const OVERRIDE: &str = "[Service]\nCapabilityBoundingSet=CAP_NET_BIND_SERVICE\n";
-/// The page that the endpoint of the Service serves.
-const ANSWER: &str = "the endpoint of my-service";
+/// Path of the package in a guest.
+const PACKAGE: &str = concat!("/root/lb-agent_", env!("CARGO_PKG_VERSION"), "_amd64.deb");
+/// What happens in a guest.
+type Play = fn(&mut Shell, &OtherHost) -> anyhow::Result<()>;
+/// The play of each guest, with its name.
+const PLAYS: [(&str, Play); 2] = [("tutorial", tutorial::play), ("life", life::play)];
 
-/// Boots the guest, and plays a package's life: installation, start, crash, hang, upgrade, removal.
+/// Boots a fresh guest for each play.
 pub(super) fn run(package: &Path, folder: &Path) -> anyhow::Result<()> {
-    ensure!(is_root()?, "the guest's network card needs root");
+    ensure!(is_root()?, "the guests' network card needs root");
     setup::install(&TOOLS)?;
     cleanup::on_interrupt();
     let kernel = kernel::find(KERNEL)?;
     step("building the root file system of Debian", DEBIAN);
     let image = folder.join("guest.cpio");
     image::write(&image, DEBIAN, &kernel, package)?;
+    for (name, play) in PLAYS {
+        let folder = folder.join(name);
+        fs::create_dir(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        step("booting Debian for the play", name);
+        boot_and_play(&kernel, &image, &folder, play).with_context(|| {
+            format!("{name}: the guest's console is in {}", folder.join("console.log").display())
+        })?;
+    }
+    Ok(())
+}
+
+fn boot_and_play(kernel: &Kernel, image: &Path, folder: &Path, play: Play) -> anyhow::Result<()> {
     let other_host = OtherHost::create(folder)?;
-    step("booting Debian with Linux", &kernel.release);
-    boot_and_play(&kernel, &image, folder, &other_host)
-        .with_context(|| format!("the guest's console is in {}", folder.join("console.log").display()))
-}
-
-fn boot_and_play(kernel: &Kernel, image: &Path, folder: &Path, other_host: &OtherHost) -> anyhow::Result<()> {
-    let mut guest = Shell::boot(kernel, image, folder, other_host)?;
-    life(&mut guest, other_host)?;
-    guest.power_off()
-}
-
-fn life(guest: &mut Shell, other_host: &OtherHost) -> anyhow::Result<()> {
+    let mut guest = Shell::boot(kernel, image, folder, &other_host)?;
     guest.run("systemctl is-system-running --wait")?;
-    guest.run(network::ADDRESSES)?;
-    guest.run(&format!(
-        "mkdir -p /srv/www && echo {ANSWER} > /srv/www/index.html && busybox httpd -p 192.0.2.42:9376 -h /srv/www"
-    ))?;
-    install(guest)?;
-    let service = start(guest, other_host)?;
-    // Names need the agent; the Service's address does not.
-    let under_requests = |what: fn(&mut Shell) -> anyhow::Result<()>, guest: &mut Shell| {
-        other_host.request_while(&service, ANSWER, || what(guest))
-    };
-    let requests = under_requests(crash, guest)?;
-    done(&format!("a killed agent fails none of {requests} requests, and systemd starts another one"));
-    let requests = under_requests(hang, guest)?;
-    done(&format!("a hung agent fails none of {requests} requests, and systemd's watchdog replaces it"));
-    let requests = under_requests(upgrade, guest)?;
-    done(&format!(
-        "an upgrade replaces the agent, fails none of {requests} requests, and keeps the settings"
-    ));
-    other_host.reach_by_name(ANSWER)?;
-    remove(guest)?;
-    other_host.expect_no_answer(&service)?;
-    done("a removal ends the Service, and leaves nothing in the kernel");
-    purge(guest)
-}
-
-fn install(guest: &mut Shell) -> anyhow::Result<()> {
-    guest.run(&format!("dpkg --install {PACKAGE}"))?;
-    for (question, expected) in [("is-enabled", "disabled"), ("is-active", "inactive")] {
-        let answer = guest.output(&format!("systemctl {question} lb-agent || true"))?;
-        ensure!(answer == expected, "after the installation the unit is {answer}, not {expected}");
-    }
-    done("the installation starts and enables nothing");
-    Ok(())
-}
-
-/// Starts the unit. The Service must answer from the moment that `systemctl start` returns. Returns the Service's
-/// address.
-fn start(guest: &mut Shell, other_host: &OtherHost) -> anyhow::Result<String> {
-    guest.write("/etc/lb-agent/services/my-service.yaml", SERVICE)?;
-    guest.run(&format!("cat >> /etc/lb-agent/config.yaml <<'END'\n{SETTINGS}END"))?;
-    guest.write("/etc/systemd/system/lb-agent.service.d/override.conf", OVERRIDE)?;
-    guest.run("systemctl daemon-reload")?;
-    let began = Instant::now();
-    guest.run("systemctl enable --now lb-agent")?;
-    let took = began.elapsed().as_secs();
-    let service = other_host.reach_by_name(ANSWER)?;
-    done(&format!("`systemctl start` returns after {took} s; another host reaches the Service by name"));
-    let status = guest.output("lb-agent status")?;
-    ensure!(
-        status.lines().any(|line| line.split_whitespace().eq(["Problems", "none"])),
-        "`lb-agent status` prints:\n{status}"
-    );
-    done("`lb-agent status` finds no problem");
-    Ok(service)
-}
-
-/// Kills the agent, and waits until systemd has started another one.
-fn crash(guest: &mut Shell) -> anyhow::Result<()> {
-    guest.run("systemctl kill --signal=KILL lb-agent")?;
-    restarted(guest, 1)
-}
-
-/// Stops the agent's process, as if it hung, and waits until the watchdog has replaced it.
-fn hang(guest: &mut Shell) -> anyhow::Result<()> {
-    guest.run("systemctl kill --signal=STOP lb-agent")?;
-    restarted(guest, 2)
-}
-
-/// Waits until systemd has started the unit again `times` times, and the new agent is ready.
-fn restarted(guest: &mut Shell, times: u32) -> anyhow::Result<()> {
-    let state = format!("NRestarts={times} ActiveState=active SubState=running");
-    let question = "systemctl show lb-agent --property=NRestarts,ActiveState,SubState | xargs";
-    guest.wait_for(question, &state, Duration::from_secs(300))
-}
-
-/// Installs the package over itself: the agent is replaced, and the changed settings stay.
-fn upgrade(guest: &mut Shell) -> anyhow::Result<()> {
-    let agent = "systemctl show lb-agent --property=MainPID";
-    let before = guest.output(agent)?;
-    guest.run(&format!("dpkg --install {PACKAGE}"))?;
-    guest.wait_for("systemctl is-active lb-agent", "active", Duration::from_secs(300))?;
-    ensure!(guest.output(agent)? != before, "the upgrade has not replaced the agent");
-    guest.run("grep --quiet dnsBindAddress /etc/lb-agent/config.yaml")
-}
-
-/// Removes the package: nothing of it stays in the kernel.
-fn remove(guest: &mut Shell) -> anyhow::Result<()> {
-    guest.run("dpkg --remove lb-agent")?;
-    for (what, question) in [
-        ("pins", "ls -A /sys/fs/bpf"),
-        ("routes", "ip route show proto 108; ip -6 route show proto 108"),
-        ("devices", "ip -oneline link show type bridge"),
-        ("qdiscs", "tc qdisc show | grep clsact || true"),
-    ] {
-        let left = guest.output(question)?;
-        ensure!(left.is_empty(), "the removal leaves {what}: {left}");
-    }
-    guest.run("test -e /etc/lb-agent/config.yaml && ! test -e /usr/bin/lb-agent")
-}
-
-/// Purges the package: the settings go, and the manifests stay.
-fn purge(guest: &mut Shell) -> anyhow::Result<()> {
-    guest.run("dpkg --purge lb-agent")?;
-    guest.run("test -e /etc/lb-agent/services/my-service.yaml && ! test -e /etc/lb-agent/config.yaml")?;
-    done("a purge removes the settings, and keeps the manifests");
-    Ok(())
+    guest.run(network::GUEST)?;
+    play(&mut guest, &other_host)?;
+    guest.power_off()
 }
 
 fn step(what: &str, which: &str) {

@@ -11,11 +11,10 @@ use lb_tests::resolver::Resolver;
 
 /// The name of the Service in the DNS of its cluster domain.
 const NAME: &str = "my-service.default.svc.cluster.local";
-/// The guest is the other host's name server and its way to cluster IPs.
+/// The guest is the other host's name server.
 const RESOLV_CONF: &str = "nameserver 10.1.0.1\noptions timeout:5\n";
-/// Commands that give the guest its addresses: that of the wire, and that of the endpoint.
-pub(super) const ADDRESSES: &str =
-    "ip address add 10.1.0.1/24 dev eth0 && ip link set eth0 up && ip address add 192.0.2.42/32 dev lo";
+/// Commands that give the guest its address on the wire.
+pub(super) const GUEST: &str = "ip address add 10.1.0.1/24 dev eth0 && ip link set eth0 up";
 /// The TAP device at the other host's end of the wire.
 const TAP: &str = "wire";
 
@@ -32,8 +31,7 @@ impl OtherHost {
         netns.ip(&format!(
             "tuntap add dev {TAP} mode tap\n\
              addr add 10.1.0.2/24 dev {TAP}\n\
-             link set {TAP} up\n\
-             route add 10.96.0.0/12 via 10.1.0.1"
+             link set {TAP} up"
         ))?;
         let resolver = Resolver::configured(netns.clone(), folder, RESOLV_CONF)?;
         Ok(Self { netns, resolver })
@@ -96,7 +94,7 @@ impl OtherHost {
     }
 
     /// The output of a program that finds the guest's DNS server in its resolv.conf; fails if the program does.
-    fn run(&self, program: &[&str]) -> anyhow::Result<String> {
+    pub(super) fn run(&self, program: &[&str]) -> anyhow::Result<String> {
         let output = self.resolver.output(program).context("cannot start unshare")?;
         let error = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "`{}`: {}, {}", program.join(" "), output.status, error.trim());
