@@ -18,7 +18,7 @@ const LINKER_PACKAGES: [&str; 4] = ["llvm-22-dev", "libpolly-22-dev", "libzstd-d
 /// The folder into which the package `llvm-22-dev` installs LLVM.
 const LLVM_PREFIX: &str = "/usr/lib/llvm-22";
 /// Programs that the tests and the demo run, with their packages.
-pub(crate) const TOOLS: [(&str, &str); 23] = [
+pub(crate) const TOOLS: [(&str, &str); 24] = [
     ("ip", "iproute2"),
     ("tc", "iproute2"),
     ("nft", "nftables"),
@@ -35,6 +35,7 @@ pub(crate) const TOOLS: [(&str, &str); 23] = [
     ("birdc", "bird2"),
     ("vtysh", "frr"),
     ("dig", "bind9-dnsutils"),
+    ("dnsperf", "dnsperf"),
     ("musl-gcc", "musl-tools"),
     ("chromium", "chromium"),
     ("chromedriver", "chromium-driver"),

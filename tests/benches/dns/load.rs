@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use lb_tests::{agent::run, bench::cpu_time, netns::Netns};
+use lb_tests::{agent::run, bench::cpu_time, dnsperf::Statistics, netns::Netns};
 use serde::Serialize;
 
 use crate::workload::Kind;
@@ -37,22 +37,11 @@ pub(crate) fn burst(
     read(&text, kind, cpu).with_context(|| format!("{server}, {kind}: dnsperf printed:\n{text}"))
 }
 
-/// Reads the statistics that dnsperf has printed. Fails if a query was lost, or if an answer has another response code
-/// than expected for this kind of query.
+/// Reads what dnsperf has printed. Fails if a query was lost, or if an answer has another response code than expected for
+/// this kind of query.
 fn read(text: &str, kind: Kind, cpu: Duration) -> Result<Burst> {
-    let field = |name: &str| -> Result<&str> {
-        let mut lines = text.lines().filter_map(|line| line.trim().split_once(':'));
-        let found = lines.find(|(field, _)| *field == name).map(|(_, value)| value.trim());
-        found.with_context(|| format!("\"{name}\" is missing"))
-    };
-    let number = |name: &str| -> Result<f64> {
-        let first = field(name)?.split(' ').next().unwrap_or_default();
-        first.parse().with_context(|| format!("{name} is {first:?}"))
-    };
-    let answered = number("Queries completed")?;
-    ensure!(answered > 0.0 && number("Queries lost")? == 0.0, "queries were lost");
-    let codes = field("Response codes")?;
+    let Statistics { completed, lost, codes, rate, answer_size } = Statistics::read(text)?;
+    ensure!(completed > 0 && lost == 0, "queries were lost");
     ensure!(codes.starts_with(kind.code()) && !codes.contains(','), "answers are {codes}");
-    let (_, size) = field("Average packet size")?.rsplit_once(' ').context("no size of answers")?;
-    Ok(Burst { rate: number("Queries per second")?, cpu: cpu.as_secs_f64() / answered, size: size.parse()? })
+    Ok(Burst { rate, cpu: cpu.as_secs_f64() / completed as f64, size: answer_size })
 }

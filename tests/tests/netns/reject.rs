@@ -1,7 +1,7 @@
 //! A virtual address without backends rejects clients at once.
 
 use std::{
-    fs, io,
+    io,
     net::{IpAddr, UdpSocket},
     thread,
     time::{Duration, Instant},
@@ -10,6 +10,7 @@ use std::{
 use lb_tests::{
     client::{REFUSED, ask_http, ask_http_by_first_syn, ask_udp},
     netns::Netns,
+    snmp,
 };
 
 use crate::bed::{Bed, WEB, http, udp};
@@ -99,15 +100,5 @@ fn flood(vip: IpAddr, datagrams: u32) -> io::Result<()> {
 
 /// Number of ICMP messages "destination unreachable" of this family that the kernel of `netns` has received.
 fn unreachables(netns: &Netns, like: IpAddr) -> u64 {
-    let read = |path| netns.run(|| fs::read_to_string(path)).unwrap();
-    if like.is_ipv6() {
-        let counters = read("/proc/thread-self/net/snmp6");
-        let line = counters.lines().find(|line| line.starts_with("Icmp6InDestUnreachs")).unwrap();
-        return line.split_whitespace().nth(1).unwrap().parse().unwrap();
-    }
-    let counters = read("/proc/thread-self/net/snmp");
-    let mut lines = counters.lines().filter(|line| line.starts_with("Icmp:"));
-    let [names, values] = [lines.next().unwrap(), lines.next().unwrap()];
-    let mut columns = names.split(' ').zip(values.split(' '));
-    columns.find(|(name, _)| *name == "InDestUnreachs").unwrap().1.parse().unwrap()
+    snmp::counter(netns, like.is_ipv6(), "Icmp", "InDestUnreachs").unwrap()
 }

@@ -5,7 +5,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     sync::atomic::{AtomicBool, Ordering},
     thread::{self, sleep},
     time::{Duration, Instant},
@@ -17,6 +16,7 @@ use lb_tests::{
     client::PATIENCE,
     cluster::ClientLink,
     netns::Netns,
+    snmp,
     traffic::{Kind, Report, Traffic},
     wait_for,
 };
@@ -157,14 +157,7 @@ fn assert_affinity(report: &Report) {
 
 /// Number of datagrams for which the kernel has found no socket in the namespace, so that it has sent an ICMP error.
 fn without_socket(netns: &Netns) -> u64 {
-    let [v4, v6] = ["snmp", "snmp6"]
-        .map(|file| netns.run(|| fs::read_to_string(format!("/proc/thread-self/net/{file}"))).unwrap());
-    // The counters of IPv4 are in two lines, the names and the values.
-    let mut udp = v4.lines().filter(|line| line.starts_with("Udp:"));
-    let [names, values] = [(); 2].map(|()| udp.next().unwrap().split(' '));
-    let of_v4 = names.zip(values).find(|(name, _)| *name == "NoPorts").unwrap().1;
-    let of_v6 = v6.lines().find_map(|line| line.strip_prefix("Udp6NoPorts")).unwrap();
-    [of_v4, of_v6].map(|count| count.trim().parse::<u64>().unwrap()).iter().sum()
+    [false, true].map(|is_ipv6| snmp::counter(netns, is_ipv6, "Udp", "NoPorts").unwrap()).iter().sum()
 }
 
 /// Prints who has refused datagrams: the programs, or the kernel of a pod. (In `pod1`, a reply to a client that has closed

@@ -21,7 +21,7 @@ use crate::bed::{Bed, vips};
 const LOCAL: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 /// The answer of the DNS Service's endpoint for every name.
 const OF_ENDPOINT: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
-const WEB: &str = "web.default.svc.cluster.local";
+pub(super) const WEB: &str = "web.default.svc.cluster.local";
 /// How long a client waits for an answer, without the time in which tasks waited for a CPU.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The longest time that a client waits for an answer.
@@ -30,15 +30,15 @@ const LONGEST: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(50);
 
 /// A cluster with a DNS Service, whose endpoint is pod2, and an agent that answers queries in place of the endpoint.
-struct NodeDns {
-    bed: Bed,
+pub(super) struct NodeDns {
+    pub(super) bed: Bed,
     _endpoint: Stub,
 }
 
 const ARGUMENTS: [&str; 2] = ["--dns-intercept", "kube-system/kube-dns"];
 
 impl NodeDns {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut bed = Bed::with_web(&["pod2"]);
         bed.agent = None;
         let pod = bed.cluster.pod("pod2").unwrap();
@@ -93,12 +93,12 @@ impl NodeDns {
         self.bed.netns(from).run(|| ask_over_tcp(&mut connect(vip)?, name))
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(super) fn signal(&self, signal: Signal) {
         self.bed.agent.as_ref().unwrap().signal(signal).unwrap();
     }
 
     /// Number of queries that the programs have redirected to the agent.
-    fn led(&self) -> u64 {
+    pub(super) fn led(&self) -> u64 {
         self.bed.metric("lb_packets_total{outcome=\"dns_query\"}")
     }
 }

@@ -3,6 +3,7 @@
 mod clients;
 mod follow;
 mod intercept;
+mod load;
 mod stub;
 
 use std::{
