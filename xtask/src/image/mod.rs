@@ -7,8 +7,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, ensure};
 use object::Object as _;
 
-use crate::{elf, release};
-
 mod archive;
 mod cross;
 mod layout;
@@ -16,7 +14,9 @@ mod system;
 
 use self::archive::{File, Files};
 use self::layout::{About, Layer};
-use self::system::{Arch, System};
+use self::system::System;
+use crate::arch::Arch;
+use crate::{elf, release};
 
 /// Path of the agent in the image, as in `deploy/Dockerfile`.
 const AGENT: &str = "usr/local/bin/lb-agent";
