@@ -229,9 +229,10 @@ fn seconds(object: &Object, field: &str, text: Option<&str>) -> Result<Option<u6
     }
 }
 
-/// Parses a duration as Go's `time.ParseDuration` does, such as `1m30s`, `1.5m` or `0`, but no negative one. The result
+/// Parses a duration as Go's `time.ParseDuration` does, such as `1m30s`, `+1.5m` or `0`, but no negative one. The result
 /// is in nanoseconds.
 fn nanoseconds(text: &str) -> Option<u128> {
+    let text = text.strip_prefix('+').unwrap_or(text);
     if text == "0" {
         return Some(0);
     }

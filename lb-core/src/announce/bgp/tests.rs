@@ -308,6 +308,7 @@ fn durations_of_a_peer_have_the_forms_of_go() {
         ("0", 0),
         ("0s", 0),
         ("90s", 90),
+        ("+90s", 90),
         ("1m30s", 90),
         ("1.5m", 90),
         (".5m", 30),
@@ -319,8 +320,21 @@ fn durations_of_a_peer_have_the_forms_of_go() {
     ] {
         assert_eq!(hold(text).unwrap(), seconds, "{text}");
     }
-    for text in ["", "90", "00", ".s", "s", "-90s", "1.5.0m", "1 m", "1d", "1.0001m", "9999999999999999999h"]
-    {
+    for text in [
+        "",
+        "90",
+        "00",
+        ".s",
+        "s",
+        "-90s",
+        "++90s",
+        "+",
+        "1.5.0m",
+        "1 m",
+        "1d",
+        "1.0001m",
+        "9999999999999999999h",
+    ] {
         assert!(hold(text).is_err(), "{text:?}");
     }
 }
