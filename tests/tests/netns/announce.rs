@@ -16,7 +16,7 @@ use lb_tests::{
     agent::{Agent, Settings},
     cleanup::{self, Cleanup, Resource},
     client::{Connection, ask_here, ask_http},
-    http,
+    guest, http,
     lan::{self, Lan, Web, mac},
     manifests::Manifests,
     netns::{self, Netns},
@@ -28,7 +28,7 @@ use lb_tests::{
     wait_for,
 };
 use nix::sys::signal::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The addresses of the Service. MetalLB's hash ranks three nodes in the same order for both: n3, n2, n1.
 const VIP: &str = "192.0.2.100";
@@ -391,6 +391,41 @@ fn request_with_a_vlan_tag_is_answered_on_the_vlan_device_only() {
     assert!(answer.to_lowercase().contains(&mac(1)), "{answer}");
     assert_eq!(segment.ask(VIP), "n1");
     assert_eq!(segment.arping(1, VIP), BTreeSet::new(), "a request without the tag");
+}
+
+#[test]
+#[ignore = "only in a guest: `cargo xtask vm` runs it"]
+fn address_on_a_bond_is_answered_after_its_active_port_has_failed() {
+    guest::only();
+    let mut segment = Segment::new(1);
+    let (node, bridge) = (segment.nodes[0].clone(), segment.lan.bridge.clone());
+    netns::ip(&format!(
+        "link add p11 netns {} type veth peer name eth1 netns {}\n",
+        bridge.name(),
+        node.name()
+    ))
+    .unwrap();
+    bridge.ip("link set p11 master br0 up\n").unwrap();
+    node.ip(
+        "address flush dev eth0\nlink add bond0 type bond mode active-backup miimon 50\nlink set eth0 down\n\
+         link set eth1 down\nlink set eth0 master bond0\nlink set eth1 master bond0\nlink set bond0 up\n\
+         address add 192.0.2.1/24 dev bond0\naddress add 2001:db8::1/64 dev bond0 nodad\n",
+    )
+    .unwrap();
+    segment.folders[0].write("web", &manifests(1)).unwrap();
+    // The agent itself finds the device that leads to other machines.
+    let settings = Settings { arguments: vec!["--socket-lb=off".into()], ..segment.settings(1, &[]) };
+    segment.agents.push(Some(Agent::start(&node, settings).unwrap()));
+    segment.advertise();
+    assert_eq!(segment.owner(SOON, |_| true).0, 1);
+    assert_eq!(segment.ndisc(0, VIP6), of_node(1), "a bond has the MAC address of its first port");
+    assert_eq!(segment.list(1)[0]["interfaces"], json!(["bond0"]));
+    for (fails, works) in [("p1", "p11"), ("p11", "p1")] {
+        bridge.ip(&format!("link set {works} up\nlink set {fails} down\n")).unwrap();
+        for address in [VIP, VIP6] {
+            assert_eq!(segment.reach(address).as_deref(), Some("n1"), "{address} while {fails} is down");
+        }
+    }
 }
 
 /// Starts three nodes, and waits until the best candidate, the node [`BEST`], answers for both addresses. Returns the

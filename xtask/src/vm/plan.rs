@@ -35,9 +35,11 @@ const ORDER: [&str; 5] = ["packet", "datapath", "netns", "cli", "kubernetes"];
 /// The tests of a short run in addition to `packet`: each attach mode once, and tests that depend on the kernel.
 /// Each takes a minute or two under emulated Linux 6.1, most of it in the verifier. A name stands for all tests that
 /// begin with it.
-const SHORT: [&str; 12] = [
+const SHORT: [&str; 14] = [
     "datapath::attachment::clsact_qdisc_is_removed_unless_others_use_it",
     "datapath::attachment::tcx_programs_run_first_at_ingress_and_last_at_egress",
+    "netns::announce::address_on_a_bond",
+    "netns::announce::lone_node_answers_for_the_addresses_of_its_services_only",
     "netns::balancing::replies_come_from_the_virtual_address",
     "netns::clock::",
     "netns::devices::vlan_device",
