@@ -284,7 +284,7 @@ pub enum Stale {
     Over,
     /// The backend has not answered the SYN and its retransmissions.
     Unanswered,
-    /// The service no longer has the backend.
+    /// The service no longer has the backend, which does not answer.
     BackendGone,
 }
 

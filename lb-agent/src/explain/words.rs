@@ -228,7 +228,7 @@ const fn stale(why: Stale) -> &'static str {
         Stale::HalfLost => "its reverse entry is lost",
         Stale::Over => "the previous connection has ended",
         Stale::Unanswered => "the backend has not answered any SYN so far (limit: --syn-retries)",
-        Stale::BackendGone => "the service no longer has that backend",
+        Stale::BackendGone => "the service no longer has that backend, which does not answer",
     }
 }
 

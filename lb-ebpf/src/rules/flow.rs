@@ -20,8 +20,8 @@ pub enum Staleness {
     Over = 2,
     /// The backend has left too many SYNs unanswered.
     Unanswered = 3,
-    /// The service no longer has the flow's backend; or the service has no backends, and no backend has answered the
-    /// flow yet.
+    /// The service no longer has the flow's backend, and that backend has not answered: not yet, or
+    /// [not any more](is_silent).
     BackendGone = 4,
 }
 
@@ -110,13 +110,13 @@ pub const fn is_syn_of_client(segment: &Segment, flow: &Flow) -> bool {
 /// Whether the entry `flow` of a client is stale for a SYN; `reply` is its reverse entry. `syn_retries` is the number
 /// of retransmissions after which another backend is tried; 0 means never.
 ///
-/// If the service has no backends, only a flow that no backend has answered yet becomes stale for that reason: its next
-/// SYN is rejected.
+/// A connection that its backend has answered stays with that backend after the service has lost it: else anyone who
+/// forges a SYN of the client ends the connection. If the service has no backends, the SYN of a stale flow is rejected.
 #[inline(always)]
 pub fn staleness(
     flow: &Flow,
     reply: Option<&Flow>,
-    syn_retries: u16,
+    (syn_retries, now): (u16, Tick),
     membership: impl FnOnce() -> Membership,
 ) -> Staleness {
     let phase = match reply {
@@ -131,10 +131,29 @@ pub fn staleness(
         return Staleness::Unanswered;
     }
     match membership() {
-        Membership::Gone => Staleness::BackendGone,
-        Membership::NoBackends if phase == Phase::Opening => Staleness::BackendGone,
-        Membership::Member | Membership::NoBackends | Membership::NoService => Staleness::Fresh,
+        Membership::Member | Membership::NoService => Staleness::Fresh,
+        Membership::Gone | Membership::NoBackends => {
+            // The node sees no replies of a tunnelled flow.
+            let is_silent = reply.is_none_or(|reply| is_silent(flow, reply, now));
+            if is_silent { Staleness::BackendGone } else { Staleness::Fresh }
+        }
     }
+}
+
+/// The least silence of a backend, in ticks, and the least time before the next SYN: 1 to 2 s, longer than a live backend
+/// takes to answer a SYN with a challenge ACK (RFC 5961 §4), of which Linux sends at most one in 0.5 s.
+const SILENCE: u32 = 2;
+
+/// Whether the backend of a connection is silent: it has never answered; or it has left the client's last packet
+/// unanswered, and was silent before that packet, too. So a client that uses a port again reaches another backend with its
+/// third or fourth SYN, while forged SYNs of a connection whose backend lives change nothing: the backend answers the
+/// first one.
+const fn is_silent(forward: &Flow, reply: &Flow, now: Tick) -> bool {
+    // Negative if the silence was shorter. One comparison for all, because the verifier follows each branch.
+    let before = forward.last_seen.0.wrapping_sub(reply.last_seen.0).wrapping_sub(SILENCE);
+    let since = now.0.wrapping_sub(forward.last_seen.0).wrapping_sub(SILENCE);
+    let has_answered = (reply.seen & seen::PACKET) as u32;
+    ((before | since) & has_answered.wrapping_neg()).cast_signed() >= 0
 }
 
 /// Whether a new flow may get another backend than the scheduler has chosen, if the chosen backend has left the
@@ -312,7 +331,8 @@ mod tests {
             (ESTABLISHED, 1, 0, Member, Fresh),
             (ESTABLISHED, 1, 0, NoService, Fresh),
             (ESTABLISHED, 1, 0, NoBackends, Fresh),
-            (ESTABLISHED, 1, 0, Gone, BackendGone),
+            (ESTABLISHED, 1, 0, Gone, Fresh),
+            (OPENING, 1, 0, Gone, BackendGone),
             (OPENING, 1, 0, NoBackends, BackendGone),
             (OPENING, 1, 0, NoService, Fresh),
             (OPENING, 9, 0, Member, Fresh),
@@ -324,8 +344,37 @@ mod tests {
         ] {
             let (mut forward, reply) = pair(TCP, seen);
             forward.syns = syns;
-            let found = staleness(&forward, Some(&reply), retries, || membership);
+            let found = staleness(&forward, Some(&reply), (retries, NOW), || membership);
             assert_eq!(found, expected, "seen {seen:?}, {syns} SYNs of {retries}, {membership:?}");
+        }
+    }
+
+    #[test]
+    fn connection_leaves_a_lost_backend_only_after_it_has_left_a_packet_unanswered() {
+        let (forward, reply) = pair(TCP, ESTABLISHED);
+        for (client, backend, expected) in [
+            // Both were idle: this is the first SYN, which the backend answers if it lives.
+            (10, 10, Staleness::Fresh),
+            // The backend has answered the SYN before.
+            (98, 98, Staleness::Fresh),
+            // The SYN before came just now.
+            (99, 10, Staleness::Fresh),
+            // The backend is silent, but was not when the client's last packet came: it answers few forged SYNs.
+            (98, 97, Staleness::Fresh),
+            (98, 96, Staleness::BackendGone),
+            (98, 10, Staleness::BackendGone),
+        ] {
+            let forward = Flow { last_seen: Tick(client), ..forward };
+            let reply = Flow { last_seen: Tick(backend), ..reply };
+            for (membership, expected) in [
+                (Membership::Gone, expected),
+                (Membership::NoBackends, expected),
+                (Membership::Member, Staleness::Fresh),
+                (Membership::NoService, Staleness::Fresh),
+            ] {
+                let found = staleness(&forward, Some(&reply), (0, NOW), || membership);
+                assert_eq!(found, expected, "client {client}, backend {backend}, {membership:?}");
+            }
         }
     }
 
@@ -352,9 +401,12 @@ mod tests {
     #[test]
     fn lost_reverse_entry_makes_a_flow_stale_unless_it_is_tunnelled() {
         let (mut forward, _) = pair(TCP, OPENING);
-        assert_eq!(staleness(&forward, None, 0, || Membership::Member), Staleness::HalfLost);
+        assert_eq!(staleness(&forward, None, (0, NOW), || Membership::Member), Staleness::HalfLost);
         forward.flags = flow_flags::ROUTED | flow_flags::TUNNEL;
-        assert_eq!(staleness(&forward, None, 0, || Membership::Member), Staleness::Fresh);
+        assert_eq!(staleness(&forward, None, (0, NOW), || Membership::Member), Staleness::Fresh);
+        for lost in [Membership::Gone, Membership::NoBackends] {
+            assert_eq!(staleness(&forward, None, (0, NOW), || lost), Staleness::BackendGone);
+        }
     }
 
     #[test]

@@ -315,6 +315,27 @@ fn established_connection_keeps_a_removed_backend() {
     });
 }
 
+/// A forged or repeated SYN does not move a connection whose backend has left the Service, but lives.
+#[test]
+fn syn_does_not_move_a_connection_from_a_removed_backend() {
+    each("TCP, SYN of a connection, its backend gone", |bed, family| {
+        let tcp = Connection { family };
+        let syn = tcp.client(1000, &[]).syn();
+        bed.service(family.vip(), TCP, &[family.backend()]);
+        tcp.forward(bed, &syn, Outcome::NewFlow, Phase::Opening);
+        tcp.reply(bed, &tcp.backend(5000, &[]).syn().ack(1001), Phase::Accepted);
+        bed.service(family.vip(), TCP, &[family.other_backend()]);
+        tcp.forward(bed, &syn, Outcome::Forward, Phase::Accepted);
+        tcp.forward(bed, &tcp.client(1001, &[]).ack(5001), Outcome::Forward, Phase::Established);
+        for number in [77_000, 1001, 900_000_000] {
+            let stray = tcp.client(number, &[]).syn();
+            tcp.forward(bed, &stray, Outcome::Forward, Phase::Established);
+            tcp.reply(bed, &tcp.backend(5001, &[]).ack(1001), Phase::Established);
+        }
+        bed.assert_flows(1);
+    });
+}
+
 /// After the Service is deleted, its connections continue and a new one finds no Service.
 #[test]
 fn connection_outlives_its_service() {

@@ -20,8 +20,8 @@ use crate::datapath::{clock::now, context::HookContext, scratch::scratch, servic
 pub(crate) use super::table::lookup;
 
 /// Checks whether the packet opens a new connection although its five-tuple has an entry: the packet is a SYN, and the
-/// entry is stale ([`flow::staleness`]), for example because its connection has ended or its backend has left the
-/// service. If it is stale because the backend does not answer, the backend is recorded in `UNANSWERED`. Any other SYN
+/// entry is stale ([`flow::staleness`]), for example because its connection has ended, or its backend has left the
+/// service and does not answer. If it is stale because the backend does not answer, the backend is recorded in `UNANSWERED`. Any other SYN
 /// counts as a retransmission and goes to the same backend.
 #[inline(always)]
 pub(crate) fn check_new_connection(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
@@ -35,7 +35,7 @@ fn check_staleness(context: &HookContext, packet: &Packet, flow: &Flow) -> bool 
     let reply = if flow.is_tunnelled() { None } else { lookup(&flow.to.reversed()) };
     let reply = reply.map(|reply| &*reply);
     let membership = || membership(context, packet, flow);
-    let staleness = flow::staleness(flow, reply, SYN_RETRIES.load(), membership);
+    let staleness = flow::staleness(flow, reply, (SYN_RETRIES.load(), now()), membership);
     if staleness == Staleness::Unanswered {
         let backend = Endpoint::new(flow.to.destination, flow.to.destination_port);
         // If the insert fails, the agent only misses a hint.
