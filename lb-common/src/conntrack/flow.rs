@@ -82,7 +82,7 @@ pub mod seen {
     /// Datagrams that span more than about 2 s, and so are more than one query and its answer.
     pub const STREAM: u8 = 32;
     /// A TCP segment without SYN: from then on, a SYN is implausible, see
-    /// [`Flow::observe_segment`](super::Flow::observe_segment).
+    /// [`Flow::observe_segment`](super::Flow::observe_segment). In SCTP, a packet that does not begin with INIT or INIT ACK.
     pub const SYNCHRONISED: u8 = 64;
     /// With [`PROXY_PROTOCOL`](super::flow_flags::PROXY_PROTOCOL). In the entry of the client's direction: the programs
     /// have sent the PROXY protocol header. In the reverse entry: the backend has acknowledged the whole header.

@@ -98,6 +98,9 @@ impl Flow {
             self.next_seq = segment.seq;
         }
         self.note_flags(segment);
+        if segment.flags & tcp_flags::SYN == 0 {
+            self.seen |= seen::SYNCHRONISED;
+        }
     }
 
     #[inline(always)]
@@ -119,13 +122,18 @@ impl Flow {
     }
 
     /// Whether this direction has acknowledged only data that the entry `reverse` has recorded as sent, and at most
-    /// [`Self::UNSEEN`] bytes more; always true for SCTP. A sender with a forged address never receives the replies and
-    /// can only guess the sequence number of the backend; without this check the sender's SYN and ACK would hold an
-    /// entry for a day. (If it guesses too low a number, the backend answers with a RST, which ends the flow.)
+    /// [`Self::UNSEEN`] bytes more. A sender with a forged address never receives the replies and can only guess the
+    /// sequence number of the backend; without this check the sender's SYN and ACK would hold an entry for a day. (If it
+    /// guesses too low a number, the backend answers with a RST, which ends the flow.)
+    ///
+    /// In SCTP, whether the backend has sent more than its INIT ACK. A sender with a forged address does not have the
+    /// cookie in the INIT ACK, and the backend discards another one silently (RFC 9260 §5.1.5).
     #[inline(always)]
     pub(super) const fn acknowledges_only_sent(&self, reverse: &Self) -> bool {
-        self.to.protocol != protocol::TCP
-            || !is_after(self.last_ack, reverse.next_seq.wrapping_add(Self::UNSEEN))
+        if self.to.protocol == protocol::SCTP {
+            return reverse.seen & seen::SYNCHRONISED != 0;
+        }
+        !is_after(self.last_ack, reverse.next_seq.wrapping_add(Self::UNSEEN))
     }
 
     /// Whether the receiver will accept a RST of this direction, so that the flow is over.

@@ -315,12 +315,15 @@ mod tests {
     fn sctp_association_passes_through_its_phases() {
         let (mut forward, mut reply) = pair(protocol::SCTP);
         let packet = |kind, tag| Segment::of_chunk(kind, tag, 20);
-        const DATA: u8 = 0;
+        const COOKIE_ECHO: u8 = 10;
+        const COOKIE_ACK: u8 = 11;
         forward.observe_chunk(&packet(chunk::INIT, 0), NOW);
         assert_eq!(Phase::of(&forward, &reply), Phase::Opening);
         reply.observe_chunk(&packet(chunk::INIT_ACK, 0xc11e), NOW);
         assert_eq!(Phase::of(&forward, &reply), Phase::Accepted);
-        forward.observe_chunk(&packet(DATA, 0x5e4e), NOW);
+        forward.observe_chunk(&packet(COOKIE_ECHO, 0x5e4e), NOW);
+        assert_eq!(Phase::of(&forward, &reply), Phase::Accepted, "the cookie may be forged");
+        reply.observe_chunk(&packet(COOKIE_ACK, 0xc11e), NOW);
         assert_eq!(Phase::of(&forward, &reply), Phase::Established);
         for (tag, accepted) in [(0xc11e, true), (0x5e4e, true), (0xbad, false), (0, false)] {
             assert_eq!(reply.accepts_reset(&packet(chunk::ABORT, tag), &forward), accepted, "{tag:x}");

@@ -20,6 +20,7 @@ use super::{
 };
 
 const DATA: u8 = 0;
+const COOKIE_ECHO: u8 = 10;
 /// Verification tags of the client's packets after the first one, and of the backend's.
 const TAGS: (u32, u32) = (0x5e4e_0001, 0xc11e_0001);
 
@@ -46,6 +47,9 @@ fn association_is_tracked_from_init_to_shutdown() {
         // The client retransmits the INIT.
         there(bed, &sent, Forward);
         back(bed, chunk::INIT_ACK, &[9; 40]);
+        phase(bed, Phase::Accepted);
+        // The backend discards a wrong cookie silently.
+        there(bed, &Packet::sctp(client, vip, 0xbad, COOKIE_ECHO, &[0; 40]), Forward);
         phase(bed, Phase::Accepted);
         for length in [1, 2, 3, 4, 500, 1400] {
             there(bed, &Packet::sctp(client, vip, TAGS.0, DATA, &vec![0xa5; length]), Forward);
@@ -74,6 +78,8 @@ fn abort_ends_an_association_only_with_the_right_tag() {
         bed.send(Hook::Egress, &packet).passes(Reply, &packet.clone().from(vip));
         let data = Packet::sctp(client, vip, TAGS.0, DATA, b"x");
         bed.send(Hook::Ingress, &data).passes(Forward, &data.clone().to(backend));
+        let packet = reply(TAGS.1, DATA);
+        bed.send(Hook::Egress, &packet).passes(Reply, &packet.clone().from(vip));
         for (tag, phase) in [(0xbad, Phase::Established), (TAGS.1, Phase::Closed)] {
             let packet = reply(tag, chunk::ABORT);
             bed.send(Hook::Egress, &packet).passes(Reply, &packet.clone().from(vip));
