@@ -29,7 +29,8 @@ pub enum End {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     timeouts: ConnectionTimeouts,
-    /// The backends of the service port, also those of weight 0; connections to all other endpoints drain.
+    /// The backends of the service port, also those of weight 0, and the [ready endpoints](Port::ready) that are none
+    /// because of a traffic policy or a hint. Connections to all other endpoints drain.
     backends: BTreeSet<EndpointKey>,
 }
 
@@ -85,7 +86,7 @@ impl RulesOfServices {
 
 fn backends(port: &Port) -> BTreeSet<EndpointKey> {
     let endpoint = |backend: &Backend| (backend.address, backend.port);
-    port.slices.iter().flatten().map(endpoint).collect()
+    port.slices.iter().flatten().map(endpoint).chain(port.ready.iter().copied()).collect()
 }
 
 /// The backends that Services have lost but that still have connections, each with the time of the pass that first

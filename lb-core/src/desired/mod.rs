@@ -6,7 +6,7 @@ mod frontends;
 mod probed;
 mod source_ranges;
 
-use std::{net::IpAddr, sync::Arc};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 use lb_common::{
@@ -14,6 +14,7 @@ use lb_common::{
 };
 
 use crate::{
+    endpoint_key::EndpointKey,
     family::Family,
     model::{
         ConnectionTimeouts, EndpointSlice, Node, ObjectName, Protocol, Service, ServicePort, ServicePortName,
@@ -52,6 +53,9 @@ pub struct Port {
     pub source_ranges: Vec<IpNet>,
     /// The endpoints of a UDP port that still serve, by family, regardless of policies, hints and termination.
     pub serving: [Serving; Family::ALL.len()],
+    /// With a drain timeout, the endpoints that are ready and not unhealthy, also those that traffic policies and hints
+    /// leave out for new connections; else empty.
+    pub ready: BTreeSet<EndpointKey>,
     /// The labels of the backends' addresses, also of addresses whose labels are all unset; sorted, each address once.
     pub endpoint_labels: Vec<(IpAddr, Arc<EndpointLabels>)>,
 }
@@ -135,6 +139,7 @@ where
         limits: service.limits(),
         source_ranges: source_ranges::source_ranges(service, node),
         serving: Default::default(),
+        ready: BTreeSet::new(),
         endpoint_labels: Vec::new(),
     };
     for family in Family::ALL.into_iter().filter(|family| service.has(*family)) {
@@ -143,6 +148,9 @@ where
             desired.serving[family as usize] = endpoints::serving(&endpoints);
         }
         let health = probed::Health::of(service, port.protocol, node);
+        if desired.timeouts.drain.is_some() {
+            desired.ready.extend(probed::ready(&endpoints, &health));
+        }
         let cross_zone = settings.and_then(|settings| settings.cross_zone);
         let categories = categorize::categorize(&endpoints, node, cross_zone, &health);
         desired.add_family(service, port, family, &categories, node);

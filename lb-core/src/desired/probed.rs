@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use super::endpoints::of_service;
+use super::endpoints::{Endpoints, of_service};
 use crate::{
     endpoint_key::EndpointKey,
     model::{EndpointSlice, Node, Protocol, Service},
@@ -26,11 +26,14 @@ pub(crate) fn targets(service: Option<&Service>, slices: &[EndpointSlice]) -> BT
 pub(crate) fn usable(service: &Service, slices: &[EndpointSlice], node: &Node) -> BTreeSet<EndpointKey> {
     let mut usable = BTreeSet::new();
     for (port, endpoints) in of_service(service, slices) {
-        let health = Health::of(service, port.protocol, node);
-        let ready = endpoints.iter().filter(|(key, it)| it.ready && health.is_good(**key));
-        usable.extend(ready.map(|(key, _)| *key));
+        usable.extend(ready(&endpoints, &Health::of(service, port.protocol, node)));
     }
     usable
+}
+
+/// The endpoints that are ready and not unhealthy, regardless of traffic policies and hints.
+pub(super) fn ready(endpoints: &Endpoints<'_>, health: &Health<'_>) -> impl Iterator<Item = EndpointKey> {
+    endpoints.iter().filter(|(key, it)| it.ready && health.is_good(**key)).map(|(key, _)| *key)
 }
 
 /// What this node has found out about the endpoints of a service port.
