@@ -29,8 +29,6 @@ use super::{
 };
 use crate::{kubernetes::Events, kubernetes::at, log_few, metrics::Metrics};
 
-/// Maximum number of probes that run at once.
-const MOST_PROBES: usize = 512;
 /// Minimum time between two writes of the file of unhealthy targets.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
 /// How long, after the first targets, the verdicts of an earlier agent are kept for targets that no Service uses yet:
@@ -139,12 +137,12 @@ impl Prober {
         }
     }
 
-    /// Starts the probes that are due. Returns when the next one is due; `None` if [`MOST_PROBES`] are running, or no
-    /// other probe is scheduled.
+    /// Starts the probes that are due. Returns when the next one is due; `None` if [`Monitor::MOST_PROBES`] are running,
+    /// or no other probe is scheduled.
     fn start_due(&mut self) -> Option<Instant> {
         let now = self.started.elapsed();
         let mut monitor = self.observers.board.lock();
-        while self.running.len() < MOST_PROBES {
+        while self.running.len() < Monitor::MOST_PROBES {
             let Some(target) = monitor.start(now) else {
                 return monitor.next_due().map(|due| self.started + due);
             };

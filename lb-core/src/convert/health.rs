@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, ops::RangeInclusive, sync::Arc, time::Duration}
 use super::values::{boolean, duration, within};
 use crate::{
     model::{AnnotationError, IgnoredAnnotation, ServiceSettings},
-    probe::check::{Check, Kind, Probe, Timing},
+    probe::check::{Check, Kind, NOT_IN_PATHS, Probe, Timing, is_path},
 };
 
 /// The annotation that sets what a health check asks: `none`, or a [`Probe`].
@@ -103,9 +103,11 @@ impl Reader<'_> {
     }
 
     fn probe_of_aws(&mut self) -> Option<Probe> {
-        let path = self.of(AWS_PATH, |text| match text.starts_with('/') {
+        let path = self.of(AWS_PATH, |text| match text.starts_with('/') && is_path(text) {
             true => Ok(text.to_owned()),
-            false => Err("give a path that begins with /".to_owned()),
+            false => Err(format!(
+                "give a path that begins with / and has only visible ASCII characters, none of {NOT_IN_PATHS}"
+            )),
         });
         let path: Arc<str> = path.as_deref().unwrap_or("/").into();
         let kind = self.of(AWS_PROTOCOL, |text| match &*text.to_ascii_lowercase() {
@@ -298,6 +300,17 @@ mod tests {
         }
         let (check, errors, _) = of(&[(HEALTH_CHECK, "ping"), (INTERVAL, "x")]);
         assert_eq!((check, errors.len(), errors[0].0), (None, 1, HEALTH_CHECK));
+    }
+
+    #[test]
+    fn path_of_aws_that_no_probe_can_ask_for_is_reported() {
+        for path in ["up", "/a b", "/ü", "/\u{1b}[2J", "/a#b", "/<"] {
+            let (check, errors, _) = of(&[("aws-protocol", "http"), ("aws-path", path)]);
+            assert_eq!(errors.len(), 1, "{path:?}: {errors:?}");
+            assert_eq!(errors[0].0, AWS_PATH);
+            let shown = check.unwrap().to_string();
+            assert!(shown.parse::<Probe>().is_ok(), "{shown}");
+        }
     }
 
     #[test]

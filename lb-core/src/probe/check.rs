@@ -142,8 +142,10 @@ impl FromStr for Probe {
             None if port.is_empty() => None,
             None => return Err(format!("a host is not possible: {FORM}")),
         };
-        if !path.chars().all(|c| c.is_ascii_graphic()) {
-            return Err(format!("a path has only visible ASCII characters: {FORM}"));
+        if !is_path(path) {
+            return Err(format!(
+                "a path has only visible ASCII characters, and none of {NOT_IN_PATHS}: {FORM}"
+            ));
         }
         let url: Arc<str> = if path.is_empty() { "/".into() } else { path.into() };
         let inner: Arc<str> = path.strip_prefix('/').unwrap_or_default().into();
@@ -157,6 +159,15 @@ impl FromStr for Probe {
         };
         Ok(Self { kind, port })
     }
+}
+
+/// Visible ASCII characters that the target of an HTTP request cannot have (RFC 3986 §3.3 and §3.4; `#` would begin a
+/// fragment, which no client sends).
+pub(crate) const NOT_IN_PATHS: &str = "\" # < > `";
+
+/// Whether a probe can ask for the path, and outputs can show it: visible ASCII characters without [`NOT_IN_PATHS`].
+pub(crate) fn is_path(path: &str) -> bool {
+    path.chars().all(|c| c.is_ascii_graphic() && !NOT_IN_PATHS.contains(c))
 }
 
 /// Whether a DNS question can contain the name; the empty name is the root.
@@ -217,6 +228,9 @@ mod tests {
             "http://host:80/",
             "http://:80/a b",
             "http://:80/ü",
+            "http://:80/<a>",
+            "http://:80/a#b",
+            "http://:80/`",
             "dns://:53/a..b",
         ] {
             assert!(shown(text).is_err_and(|why| why.contains("give none, tcp")), "{text}");

@@ -11,6 +11,7 @@
 pub mod check;
 pub mod failure;
 pub mod monitor;
+mod shares;
 pub mod target;
 mod targets;
 

@@ -10,6 +10,7 @@ use lb_common::{Address, hash::of_endpoint};
 
 use super::{
     failure::{Failure, Reason},
+    shares::{Due, Share, Shares},
     target::{Target, alike},
 };
 use crate::model::ObjectName;
@@ -88,9 +89,21 @@ struct Watched {
     round: u64,
     /// When the next probe is due; while a probe runs, when it began.
     at: Duration,
-    is_probed: bool,
+    stage: Stage,
     /// Whether a hint of failure has arrived since the last result.
     is_suspected: bool,
+}
+
+/// What a target is waiting for.
+#[derive(Clone, Debug, Default)]
+enum Stage {
+    /// Its next probe, in [`Monitor::due`].
+    #[default]
+    Due,
+    /// The end of another probe of this share.
+    Waits(Share),
+    /// The result of its probe, which counts for this Service.
+    Probed(ObjectName),
 }
 
 /// The state of all targets. Times are durations since any fixed instant; the caller has the clock.
@@ -99,7 +112,8 @@ pub struct Monitor {
     /// A number that differs between nodes, so that they probe an endpoint at different times.
     seed: u64,
     watched: BTreeMap<Target, Watched>,
-    due: BTreeSet<(Duration, Target)>,
+    due: BTreeSet<Due>,
+    shares: Shares,
     /// Targets that an earlier agent found unhealthy, and that no Service of this agent has used yet.
     remembered: BTreeMap<Target, Memory>,
     /// Targets of an earlier agent whose state a target with another check has taken over.
@@ -109,6 +123,10 @@ pub struct Monitor {
 }
 
 impl Monitor {
+    /// Maximum number of probes that the caller runs at once. Of these, one Service gets at most half, and one namespace at
+    /// most three quarters.
+    pub const MOST_PROBES: usize = 512;
+
     /// Creates a monitor without targets. `remembered` are the targets that were unhealthy when an earlier agent
     /// stopped: they stay unhealthy until good results follow. [`Self::forget_unused`] drops those that no Service
     /// uses.
@@ -173,26 +191,50 @@ impl Monitor {
     fn remove(&mut self, target: &Target) {
         if let Some(watched) = self.watched.remove(target) {
             self.counts[watched.state.verdict as usize] -= 1;
-            self.due.remove(&(watched.at, target.clone()));
+            let due = (watched.at, target.clone());
+            match &watched.stage {
+                Stage::Due => drop(self.due.remove(&due)),
+                Stage::Waits(share) => self.shares.leave(share, &due),
+                Stage::Probed(service) => self.end_of_probe(service),
+            }
         }
     }
 
-    /// When the next probe is due; `None` without targets, or while all targets are being probed.
+    /// Gives back the shares of a probe for this Service. Targets that have waited for them are due again.
+    fn end_of_probe(&mut self, service: &ObjectName) {
+        for (at, target) in self.shares.give_back(service) {
+            if let Some(watched) = self.watched.get_mut(&target) {
+                watched.stage = Stage::Due;
+                self.due.insert((at, target));
+            }
+        }
+    }
+
+    /// When the next probe is due; `None` without targets, or while all targets are being probed or wait for other
+    /// probes to end.
     pub fn next_due(&self) -> Option<Duration> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// The next target whose probe is due, if any. The caller must probe it, and pass the result to [`Self::finish`].
+    /// The next target whose probe is due, if any. The caller must probe it, and pass the result to [`Self::finish`]. A
+    /// target waits while too many probes of its Service or namespace run.
     pub fn start(&mut self, now: Duration) -> Option<Target> {
-        let (at, _) = self.due.first()?;
-        if *at > now {
-            return None;
+        while self.due.first().is_some_and(|(at, _)| *at <= now) {
+            let (at, target) = self.due.pop_first()?;
+            let Some(watched) = self.watched.get_mut(&target) else { continue };
+            let Some(service) = watched.users.first() else { continue };
+            match self.shares.take(service) {
+                Ok(()) => {
+                    (watched.at, watched.stage) = (now, Stage::Probed(service.clone()));
+                    return Some(target);
+                }
+                Err(share) => {
+                    watched.stage = Stage::Waits(share.clone());
+                    self.shares.wait(share, (at, target));
+                }
+            }
         }
-        let (_, target) = self.due.pop_first()?;
-        if let Some(watched) = self.watched.get_mut(&target) {
-            (watched.at, watched.is_probed) = (now, true);
-        }
-        Some(target)
+        None
     }
 
     /// Records the result of a probe, and schedules the next one. Returns the new state if the target has begun or
@@ -206,7 +248,9 @@ impl Monitor {
     ) -> Option<&State> {
         let seed = self.seed;
         // The target may have been removed, and perhaps added again, since the probe began.
-        let watched = self.watched.get_mut(target).filter(|watched| watched.is_probed)?;
+        let watched = self.watched.get_mut(target)?;
+        let Stage::Probed(service) = &watched.stage else { return None };
+        let service = service.clone();
         let before = watched.state.verdict;
         if !matches!(&result, Err(failure) if failure.reason == Reason::Local) {
             watched.state.take(result, target, now, unix);
@@ -220,12 +264,13 @@ impl Monitor {
         let pause = if is_changing { timing.fast() } else { timing.interval };
         let jitter = if watched.round == 1 { FIRST_JITTER } else { JITTER };
         let pause = jittered(pause, jitter, hash(seed, target, watched.round));
-        (watched.at, watched.is_probed) = ((watched.at + pause).max(now), false);
+        (watched.at, watched.stage) = ((watched.at + pause).max(now), Stage::Due);
         self.due.insert((watched.at, target.clone()));
         self.counts[before as usize] -= 1;
         self.counts[after as usize] += 1;
         let is_used = |verdict| verdict != EndpointHealth::Unhealthy;
-        (is_used(before) != is_used(after)).then_some(&watched.state)
+        self.end_of_probe(&service);
+        self.watched.get(target).filter(|_| is_used(before) != is_used(after)).map(|watched| &watched.state)
     }
 
     /// Takes hints that these endpoints leave SYNs unanswered. (A hint about any port of an address also concerns the
@@ -239,7 +284,7 @@ impl Monitor {
                 Some(_) => addresses.contains(&target.address),
                 None => silent.contains(&target.socket()),
             };
-            let is_first = !watched.is_probed && !watched.is_suspected;
+            let is_first = matches!(watched.stage, Stage::Due) && !watched.is_suspected;
             if watched.state.verdict != EndpointHealth::Healthy || !is_first || !is_meant {
                 continue;
             }
@@ -396,6 +441,77 @@ mod tests {
         fn verdict(&self) -> EndpointHealth {
             self.monitor.targets().next().unwrap().2.verdict
         }
+    }
+
+    /// A monitor with this many targets of each of the Services, all of them due.
+    fn due(services: &[(&str, &str, u16)]) -> Monitor {
+        let mut monitor = Monitor::default();
+        for (index, (namespace, name, count)) in services.iter().enumerate() {
+            for port in 1..=*count {
+                let host = u8::try_from(index).unwrap();
+                let target = Target { port, ..target(host, 10) };
+                monitor.set(&target, vec![ObjectName::new(namespace, name)], Duration::ZERO);
+            }
+        }
+        monitor
+    }
+
+    /// Starts all probes that may run; returns their targets.
+    fn start_all(monitor: &mut Monitor, now: Duration) -> Vec<Target> {
+        std::iter::from_fn(|| monitor.start(now)).collect()
+    }
+
+    fn count_of(targets: &[Target], host: u8) -> usize {
+        targets.iter().filter(|it| it.address == target(host, 10).address).count()
+    }
+
+    #[test]
+    fn service_whose_endpoints_never_answer_leaves_probes_to_others() {
+        let mut monitor = due(&[("a", "slow", 1_000), ("a", "quick", 1), ("b", "quick", 1)]);
+        let running = start_all(&mut monitor, 60 * S);
+        assert_eq!([0, 1, 2].map(|host| count_of(&running, host)), [256, 1, 1]);
+        assert_eq!(monitor.next_due(), None, "the others wait");
+        let ended = running.iter().find(|it| it.address == target(0, 10).address).unwrap();
+        monitor.finish(ended, refused(), 60 * S, 0);
+        let next = start_all(&mut monitor, 60 * S);
+        assert_eq!(next.len(), 1, "one of those that have waited");
+        assert_ne!(next[0], *ended);
+    }
+
+    #[test]
+    fn services_of_one_namespace_leave_probes_to_other_namespaces() {
+        let services: Vec<(&str, String, u16)> = (0..9).map(|n| ("a", n.to_string(), 200)).collect();
+        let mut services: Vec<_> =
+            services.iter().map(|(ns, name, count)| (*ns, name.as_str(), *count)).collect();
+        services.push(("b", "quick", 1));
+        let mut monitor = due(&services);
+        let running = start_all(&mut monitor, 60 * S);
+        assert_eq!((running.len(), count_of(&running, 9)), (385, 1));
+        // All get their turn.
+        let (mut probed, mut running) = (BTreeSet::new(), running);
+        while let Some(target) = running.pop() {
+            probed.insert(target.clone());
+            monitor.finish(&target, Ok(()), 60 * S, 0);
+            running.extend(start_all(&mut monitor, 60 * S));
+        }
+        assert_eq!(probed.len(), 9 * 200 + 1);
+    }
+
+    #[test]
+    fn removed_target_gives_its_share_back_and_waits_no_longer() {
+        let mut monitor = due(&[("a", "slow", 300)]);
+        let running = start_all(&mut monitor, 60 * S);
+        assert_eq!(running.len(), 256);
+        let waiting: Vec<Target> =
+            monitor.targets().map(|(target, ..)| target.clone()).filter(|it| !running.contains(it)).collect();
+        for target in waiting[1..].iter().chain(&running[..2]) {
+            monitor.set(target, Vec::new(), 60 * S);
+        }
+        assert_eq!(start_all(&mut monitor, 60 * S), [waiting[0].clone()]);
+        assert_eq!(monitor.finish(&running[0], Ok(()), 60 * S, 0), None, "it was removed");
+        // A target that is added again is probed again.
+        monitor.set(&running[0], users(), 60 * S);
+        assert_eq!(start_all(&mut monitor, 120 * S), [running[0].clone()]);
     }
 
     #[test]
