@@ -51,6 +51,8 @@ impl Role {
     }
 }
 
+/// The kind of the qdisc.
+const CLSACT: &str = "clsact";
 /// Start of the names of our filters; the program's name follows.
 const NAME_PREFIX: &str = "lb:";
 /// `ETH_P_ALL`, in network byte order as filters have it.
@@ -128,6 +130,9 @@ fn our_filter(answer: &RouteNetlinkMessage) -> Option<Filter> {
 
 /// Makes sure that our filter runs `program`: creates the filter, or replaces its program atomically. Creates the
 /// clsact qdisc if there is none. Returns whether anything changed.
+///
+/// # Errors
+/// Among others, the device has another qdisc in the place of clsact: [`not_clsact`].
 pub(crate) fn ensure(
     netlink: &mut Netlink,
     folder: &Folder,
@@ -140,6 +145,12 @@ pub(crate) fn ensure(
         device: format!("device {ifindex}"),
         source: error,
     };
+    if let Some(kind) = not_clsact(netlink, ifindex).map_err(failed)? {
+        return Err(failed(io::Error::other(format!(
+            "other software has put a qdisc of kind {kind} in the place of clsact, which has no egress: let that \
+             software shape traffic in another way, or remove the qdisc"
+        ))));
+    }
     if let Some(existing) = find(netlink, (ifindex, direction, role)).map_err(failed)? {
         let stale = existing.program_id != program.id;
         if stale {
@@ -212,6 +223,23 @@ fn make_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// The kind of the qdisc that a device has in the place of clsact, if it is another one. The qdisc `ingress`, to which the
+/// CNI plugin `bandwidth` attaches filters, has the same handle, and accepts filters for egress as well, but runs them at
+/// ingress (`ingress_tcf_block` of `net/sched/sch_ingress.c`).
+fn not_clsact(netlink: &mut Netlink, ifindex: u32) -> io::Result<Option<String>> {
+    let request = RouteNetlinkMessage::GetQueueDiscipline(message(ifindex, TcHandle::CLSACT)?);
+    let answers = match netlink.get(request) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        answers => answers?,
+    };
+    let mut kinds = answers.into_iter().filter_map(|answer| {
+        let RouteNetlinkMessage::NewQueueDiscipline(qdisc) = answer else { return None };
+        let kind = |attribute| if let TcAttribute::Kind(kind) = attribute { Some(kind) } else { None };
+        qdisc.attributes.into_iter().find_map(kind)
+    });
+    Ok(kinds.find(|kind| kind != CLSACT))
 }
 
 /// Removes our filter of this agent's map layout. Returns false if there is none; the device may be gone.
@@ -356,6 +384,6 @@ fn filter(ifindex: u32, direction: Direction, priority: u16, handle: TcHandle) -
 fn qdisc(ifindex: u32) -> io::Result<TcMessage> {
     let mut message = message(ifindex, TcHandle::CLSACT)?;
     message.header.handle = TcHandle { major: TcHandle::CLSACT.major, minor: 0 };
-    message.attributes.push(TcAttribute::Kind("clsact".to_owned()));
+    message.attributes.push(TcAttribute::Kind(CLSACT.to_owned()));
     Ok(message)
 }

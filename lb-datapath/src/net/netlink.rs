@@ -3,7 +3,7 @@
 use std::{io, marker::PhantomData};
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader,
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_ECHO, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader,
     NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 use netlink_packet_route::RouteNetlinkMessage;
@@ -73,9 +73,10 @@ impl<M: Message> Netlink<M> {
         self.receive(drop).map(drop)
     }
 
-    /// The answers to a request that reads one object.
+    /// The answers to a request that reads one object. (The kernel answers some, such as `RTM_GETQDISC`, only with
+    /// `NLM_F_ECHO`.)
     pub(crate) fn get(&mut self, request: M) -> io::Result<Vec<M>> {
-        self.send(request, NLM_F_ACK)?;
+        self.send(request, NLM_F_ACK | NLM_F_ECHO)?;
         let mut answers = Vec::new();
         self.receive(|answer| answers.push(answer))?;
         Ok(answers)

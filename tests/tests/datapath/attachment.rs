@@ -71,6 +71,25 @@ fn clsact_filters_coexist_with_foreign_filters() {
     assert!(tc("qdisc show dev wire0").contains("clsact"), "the qdisc was there before the agent");
 }
 
+/// The kernel would accept a filter for egress, and run it at ingress.
+#[test]
+fn device_with_the_qdisc_ingress_gets_no_filters_and_is_named() {
+    let sandbox = Sandbox::new();
+    let wire = [wire("wire0", 50)];
+    let options = Options { attach: Some(AttachMode::Clsact), ..sandbox.options() };
+    tc("qdisc add dev wire0 ingress");
+    let datapath = Datapath::open(&options).unwrap();
+    let mut attacher = datapath.attacher().unwrap();
+    let failed: Vec<String> =
+        attacher.sync(&wire).unwrap().failed.iter().map(|failure| format!("{failure:?}")).collect();
+    assert_eq!(failed.len(), 2, "{failed:?}");
+    assert!(failed.iter().all(|text| text.contains("kind ingress")), "{failed:?}");
+    let filters = tc("filter show dev wire0 ingress");
+    assert!(!filters.contains("lb:"), "{filters}");
+    tc("qdisc del dev wire0 ingress");
+    assert_eq!(sync(&mut attacher, &wire), (2, 0));
+}
+
 #[test]
 fn clsact_qdisc_is_removed_unless_others_use_it() {
     let sandbox = Sandbox::new();
