@@ -23,8 +23,9 @@ const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6]
 /// packets of local processes, whose input device is `lo`: programs may still translate them at tc egress.
 pub(crate) fn add(netlink: &mut Netlink, table: u32) -> io::Result<()> {
     FAMILIES.into_iter().try_for_each(|family| {
-        match netlink.execute(RouteNetlinkMessage::NewRule(rule(family, table)), NLM_F_CREATE | NLM_F_EXCL) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        let request = RouteNetlinkMessage::NewRule(rule(family, table));
+        match netlink.execute(request, NLM_F_CREATE | NLM_F_EXCL) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists || is_without(&error) => Ok(()),
             result => result,
         }
     })
@@ -34,7 +35,7 @@ pub(crate) fn add(netlink: &mut Netlink, table: u32) -> io::Result<()> {
 pub(crate) fn remove(netlink: &mut Netlink, table: u32) -> io::Result<()> {
     FAMILIES.into_iter().try_for_each(|family| {
         match netlink.execute(RouteNetlinkMessage::DelRule(rule(family, table)), 0) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound || is_without(&error) => Ok(()),
             result => result,
         }
     })
@@ -47,8 +48,7 @@ pub(crate) fn tables(netlink: &mut Netlink) -> io::Result<Vec<u32>> {
         let mut request = RuleMessage::default();
         request.header.family = family;
         let answers = match netlink.dump(&RouteNetlinkMessage::GetRule(request)) {
-            // A kernel without IPv6 has no such rules.
-            Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => continue,
+            Err(error) if is_without(&error) => continue,
             answers => answers?,
         };
         for answer in answers {
@@ -59,6 +59,11 @@ pub(crate) fn tables(netlink: &mut Netlink) -> io::Result<Vec<u32>> {
         }
     }
     Ok(tables)
+}
+
+/// Whether the kernel has no rules of a family, such as one that was booted with `ipv6.disable=1`.
+fn is_without(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EAFNOSUPPORT)
 }
 
 const fn table_of(attribute: &RuleAttribute) -> Option<u32> {
