@@ -361,16 +361,23 @@ impl Controller {
         let Some(known) = self.services.get(name) else { return };
         let has = &known.seen.has;
         let knows = self.balancers.addresses(name);
-        // An empty status also counts as stale: the Service gets its addresses back.
-        let is_stale = has.is_empty() || known.replaced.as_ref() == Some(has);
         let is_served = matches!(self.role(known), Role::Serves | Role::Invalid);
-        if has == knows || (is_served && is_stale) {
+        let adopted: Vec<IpAddr> = if has.is_empty() && is_served {
+            // The version is stale, or something has emptied the status. The Service gets what this controller has given
+            // it, and no address of another controller.
+            knows.iter().copied().filter(|ip| self.is_ours(known, *ip)).collect()
+        } else if is_served && known.replaced.as_ref() == Some(has) {
+            return;
+        } else {
+            has.clone()
+        };
+        if adopted == knows {
             return;
         }
-        if has.is_empty() {
+        if adopted.is_empty() {
             self.balancers.release(name);
         } else {
-            self.balancers.remember(name, &has.clone());
+            self.balancers.remember(name, &adopted);
         }
     }
 

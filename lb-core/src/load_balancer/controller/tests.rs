@@ -235,6 +235,24 @@ fn address_that_another_controller_adds_stays_and_never_counts_as_given() {
     }
 }
 
+/// An administrator who has removed the other controller empties the status, so that a pool serves the Service.
+#[test]
+fn address_of_another_controller_does_not_come_back_when_the_status_is_emptied() {
+    let (mut server, mut controller) = (Server::default(), with_pool(&["192.0.2.1/32"]));
+    server.put("web", json!({}));
+    server.set_ingress("web", json!([{"ip": "203.0.113.7"}]));
+    server.settle(&mut controller);
+    assert_eq!(server.ingress("web"), "203.0.113.7");
+    for given in [json!([]), json!([{"ip": "192.0.2.1"}, {"ip": "203.0.113.7"}])] {
+        server.set_ingress("web", given);
+        server.settle(&mut controller);
+        server.set_ingress("web", json!([]));
+        server.settle(&mut controller);
+        assert_eq!(server.ingress("web"), "192.0.2.1");
+        assert_eq!(server.services[&name("web")]["metadata"]["annotations"][GIVEN], "192.0.2.1");
+    }
+}
+
 #[test]
 fn kept_address_of_an_earlier_controller_does_not_count_as_given() {
     let mut controller = Controller::new(Some("example.com/lb"));
