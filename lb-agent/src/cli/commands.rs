@@ -59,6 +59,9 @@ pub enum AnnounceCommand {
         /// otherwise two nodes may announce one address
         #[arg(long)]
         replace: bool,
+        /// Voters that also count as gone: their Nodes exist, but run no agent any more
+        #[arg(long, value_name = "NODE", value_delimiter = ',', requires = "replace")]
+        without_agent: Vec<String>,
         /// The API server [default: that of the cluster that runs this Pod]
         #[arg(long, value_name = "FILE")]
         kubeconfig: Option<PathBuf>,

@@ -46,7 +46,9 @@ pub fn announce(paths: &KernelPaths, command: &AnnounceCommand) -> anyhow::Resul
                 TableOrJson::Table => routes(&all),
             }
         }
-        AnnounceCommand::Voters { replace, kubeconfig } => voters(*replace, kubeconfig.clone()),
+        AnnounceCommand::Voters { replace, without_agent, kubeconfig } => {
+            voters(replace.then_some(without_agent), kubeconfig.clone())
+        }
         AnnounceCommand::BirdConfig => print(&bgp(paths)?.bird_config),
         AnnounceCommand::Fence { announce_table, lifetime } => {
             fence::run(*announce_table, Duration::from_secs(*lifetime))
@@ -58,12 +60,13 @@ pub fn announce(paths: &KernelPaths, command: &AnnounceCommand) -> anyhow::Resul
     }
 }
 
-fn voters(replace: bool, kubeconfig: Option<PathBuf>) -> anyhow::Result<()> {
+/// Lists the voters; or replaces them, with the names of those whose Nodes run no agent any more.
+fn voters(replace: Option<&Vec<String>>, kubeconfig: Option<PathBuf>) -> anyhow::Result<()> {
     let server = kubeconfig.map_or(ApiServer::InCluster, ApiServer::Kubeconfig);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let found = runtime.block_on(WrittenVoters::read(server))?;
-    if replace {
-        runtime.block_on(found.replace())?;
+    if let Some(without_agent) = replace {
+        runtime.block_on(found.replace(without_agent))?;
         return print("The agents of the Nodes that exist choose new voters now.\n");
     }
     let mut table = table(&["VOTER", "NODE"]);

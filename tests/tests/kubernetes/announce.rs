@@ -387,17 +387,41 @@ fn voters_that_were_deleted_or_replaced_return() {
     }
 }
 
+/// Runs `lb-agent announce voters` on n3; returns whether it succeeds, and its output.
+fn voters(segment: &Segment, arguments: &[&str]) -> (bool, String) {
+    let mut command = segment.nodes[2].command(binary());
+    command
+        .args(["announce", "voters", "--kubeconfig"])
+        .arg(segment.folder.join("kubeconfig"))
+        .args(arguments);
+    let output = command.output().unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8(text).unwrap())
+}
+
+/// The agents were taken from Nodes that go on, for example by the DaemonSet's node selector.
+#[test]
+fn voters_whose_nodes_run_no_agent_any_more_are_replaced_by_command() {
+    let mut segment = Segment::announcing();
+    drop(segment.agents.drain(..2));
+    segment.owner("one of three voters is no majority", |number| number.is_none());
+    for (arguments, reason) in [
+        (&["--replace"][..], "name Nodes that run no agent any more by --without-agent"),
+        (&["--replace", "--without-agent", "n1"], "a majority of the voters has Nodes"),
+        (&["--replace", "--without-agent", "n1,n9"], "n9 is no voter"),
+    ] {
+        let (is_done, text) = voters(&segment, arguments);
+        assert!(!is_done && text.contains(reason), "{arguments:?}: {text}");
+    }
+    let (is_done, text) = voters(&segment, &["--replace", "--without-agent", "n1,n2"]);
+    assert!(is_done, "{text}");
+    segment.wait_for_voters("n3");
+    segment.owner("the node that is left answers", |number| number == Some(3));
+}
+
 #[test]
 fn voters_that_have_lost_their_majority_are_replaced_by_command() {
     let mut segment = Segment::announcing();
-    let kubeconfig = segment.folder.join("kubeconfig").display().to_string();
-    let voters = |segment: &Segment, arguments: &[&str]| {
-        let mut command = segment.nodes[2].command(binary());
-        command.args(["announce", "voters", "--kubeconfig", &kubeconfig]).args(arguments);
-        let output = command.output().unwrap();
-        let text = [output.stdout, output.stderr].concat();
-        (output.status.success(), String::from_utf8(text).unwrap())
-    };
     let (is_done, text) = voters(&segment, &["--replace"]);
     assert!(!is_done && text.contains("a majority of the voters has Nodes"), "{text}");
     drop(segment.agents.drain(..2));

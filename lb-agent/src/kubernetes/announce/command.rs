@@ -58,17 +58,22 @@ impl VotersObject {
         Ok(Self { config_maps, version: object.metadata.resource_version, voters, nodes })
     }
 
-    /// Removes all voters. Then an agent whose Node exists writes that Node as the first new voter.
+    /// Removes all voters. Then an agent whose Node exists writes that Node as the first new voter. `without_agent` are
+    /// voters whose Nodes exist, but run no agent any more.
     ///
     /// # Errors
     ///
-    /// The API server has Node objects for a majority of the voters, the voters have the last possible generation, or
-    /// the API server refuses the change.
-    pub async fn replace(self) -> anyhow::Result<()> {
-        if self.voters.lost(|name| self.nodes.contains(name)).is_empty() {
+    /// A name is not that of a voter, the API server has Node objects for a majority of the voters, the voters have the
+    /// last possible generation, or the API server refuses the change.
+    pub async fn replace(self, without_agent: &[String]) -> anyhow::Result<()> {
+        let is_named = |name: &str| without_agent.iter().any(|named| named == name);
+        if let Some(other) = without_agent.iter().find(|named| !self.voters.names.contains(named.as_str())) {
+            bail!("{other} is no voter: nothing is changed; `lb-agent announce voters` lists the voters");
+        }
+        if self.voters.lost(|name| self.nodes.contains(name) && !is_named(name)).is_empty() {
             bail!(
                 "a majority of the voters has Nodes, so the agents replace the others: nothing is changed; delete the Nodes of \
-                 machines that are gone"
+                 machines that are gone, and name Nodes that run no agent any more by --without-agent"
             );
         }
         let vacated = self.voters.vacated().context("the generation of the voters is the last one")?;
