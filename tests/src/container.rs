@@ -116,9 +116,6 @@ impl Container {
             writeln!(filled, "mkdir -p {point}")?;
             match folder {
                 Some(folder) => writeln!(filled, "mount --bind {} {point}", folder.display())?,
-                None if volume.get("emptyDir").is_some() => {
-                    writeln!(filled, "mount -t tmpfs {name} {point}")?;
-                }
                 None => bail!("the node has no folder for the volume {volume}"),
             }
             let mode = if mount["readOnly"] == true { "ro" } else { "rw" };

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use comfy_table::Cell;
+use comfy_table::{Cell, Table};
 use flate2::read::MultiGzDecoder;
 use serde::Serialize;
 
@@ -229,12 +229,16 @@ fn print_sums(rows: &[NamedSums<'_>], output: TableOrJson) -> anyhow::Result<()>
         let Sums { ended, volume } = sums;
         let numbers =
             [*ended, volume.packets_sent, volume.bytes_sent, volume.packets_answered, volume.bytes_answered];
-        // The lines may come from anywhere: their texts must not control the terminal.
-        let name = name.replace(char::is_control, "?");
-        let cells = [Cell::new(name)].into_iter().chain(numbers.map(|number| Cell::new(scaled(number))));
+        let cells =
+            [Cell::new(printable(name))].into_iter().chain(numbers.map(|number| Cell::new(scaled(number))));
         table.add_row(cells.collect::<Vec<_>>());
     }
     print_table(&table)
+}
+
+/// Text of a log that is safe to print: the lines may come from anywhere, and must not control the terminal.
+fn printable(text: &str) -> String {
+    text.replace(char::is_control, "?")
 }
 
 fn print_last(lines: &[String], output: TableOrJson) -> anyhow::Result<()> {
@@ -242,6 +246,10 @@ fn print_last(lines: &[String], output: TableOrJson) -> anyhow::Result<()> {
         let values = lines.iter().map(|line| serde_json::from_str(line));
         return print_json(&values.collect::<Result<Vec<serde_json::Value>, _>>()?);
     }
+    print_table(&table_of_last(lines))
+}
+
+fn table_of_last(lines: &[String]) -> Table {
     let mut table =
         table(&["TIME", "CLIENT", "SERVICE", "BACKEND", "VERDICT", "SENT", "ANSWERED", "SECONDS", "END"]);
     for line in lines {
@@ -254,16 +262,16 @@ fn print_last(lines: &[String], output: TableOrJson) -> anyhow::Result<()> {
         table.add_row([
             format!("{:.0}", record.time),
             socket(record.client, record.client_port),
-            service(&record),
+            printable(&service(&record)),
             socket(record.backend, record.backend_port),
-            record.verdict.as_deref().unwrap_or(NOTHING).to_owned(),
+            printable(record.verdict.as_deref().unwrap_or(NOTHING)),
             scaled(bytes_sent),
             scaled(bytes_answered),
             record.duration.map_or_else(|| NOTHING.to_owned(), |seconds| format!("{seconds:.1}")),
             record.end.map_or("open", crate::flow_log::EndReason::as_str).to_owned(),
         ]);
     }
-    print_table(&table)
+    table
 }
 
 #[cfg(test)]
@@ -333,6 +341,16 @@ mod tests {
         fs::write(&file, huge(1) + &huge(2)).unwrap();
         let report = report(&file, Some(TopFlows::Clients), 0);
         assert_eq!(report.largest()[0].sums.volume.bytes_sent, u64::MAX);
+    }
+
+    #[test]
+    fn texts_of_a_line_do_not_control_the_terminal() {
+        let hostile = line("end", "192.0.2.1", 1, 100, None)
+            .replace("\"web\"", "\"web\\u001b[2J\"")
+            .replace("\"new_field\":[1]", "\"verdict\":\"\\u001b]0;x\\u0007\"");
+        let shown = table_of_last(&[hostile]).to_string();
+        assert!(shown.contains("web?[2J") && shown.contains("?]0;x?"), "{shown}");
+        assert!(!shown.chars().any(|c| c.is_control() && c != '\n'), "{shown:?}");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use tracing::{debug, warn};
 use super::{report::Report, state::State};
 use crate::kubernetes::NodeInfo;
 
-/// Directory of the agents' sockets. The chart mounts a writable volume there.
+/// Directory of the agents' sockets and [records](record). The chart mounts a folder of the node there.
 pub const FOLDER: &str = "/run/lb-agent";
 /// Maximum age of a socket file that may belong to an agent that does not listen yet.
 const YOUNG: Duration = Duration::from_secs(60);
@@ -60,8 +60,8 @@ fn identity(bpffs: &Path) -> io::Result<String> {
     Ok(format!("{:x}-{:x}", pins.dev(), pins.ino()))
 }
 
-/// Path of a file in which the agent of `bpffs` keeps data for the next agent. The file stays until the machine
-/// restarts; in a Pod, until the Pod is deleted.
+/// Path of a file in which the agent of `bpffs` keeps data for the next agent, also for that of another Pod. The file
+/// stays until the machine restarts.
 ///
 /// # Errors
 /// The directory of pins cannot be read.
@@ -167,7 +167,7 @@ pub fn ask(bpffs: &Path) -> anyhow::Result<Option<Report>> {
 }
 
 /// Requests the report of the only agent that listens in [`FOLDER`], whatever its directory of pins is; `None` if no
-/// agent or several agents listen. In a Pod the folder belongs to one agent. If the BPF file system of that agent was
+/// agent or several agents listen. A node has one agent. If the BPF file system of that agent was
 /// unmounted or replaced, the agent still runs, but [`ask`] does not find it.
 ///
 /// # Errors

@@ -34,6 +34,8 @@ use lb_datapath::{FlowEvents, FlowWalk, ServiceMaps, monotonic_nanoseconds};
 use signal_hook::consts::SIGHUP;
 use tracing::warn;
 
+#[cfg(test)]
+pub(crate) use self::sink::MODE;
 use self::{
     names::MapNames,
     sink::Sink,

@@ -189,8 +189,11 @@ impl Opened {
     }
 }
 
+/// The mode of a flow log: the agent writes, and a log collector in the group of the folder (setgid) reads.
+pub(crate) const MODE: u32 = 0o640;
+
 fn open_file(path: &Path) -> io::Result<OpenFile> {
-    let file = OpenOptions::new().append(true).create(true).mode(0o640).open(path)?;
+    let file = OpenOptions::new().append(true).create(true).mode(MODE).open(path)?;
     let found = file.metadata()?;
     let size = found.is_file().then_some(found.len());
     Ok(OpenFile { file, id: (found.dev(), found.ino()), size })

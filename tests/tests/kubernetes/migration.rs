@@ -231,6 +231,7 @@ impl Site {
         site.put_service();
         let bpffs = site.machines.bpffs(1);
         fs::create_dir_all(&bpffs).unwrap();
+        fs::create_dir_all(site.machines.folder().join("run")).unwrap();
         run(Command::new("mount").args(["-t", "bpf", "-o", "mode=0700", "none"]).arg(&bpffs)).unwrap();
         site.write_config_map();
         site.reconcile();
@@ -337,6 +338,7 @@ impl Site {
             (account, folder.join("account")),
             ("bpffs", self.machines.bpffs(1)),
             ("cgroup", self.machines.cgroup(1).unwrap().path().to_owned()),
+            ("run", folder.join("run")),
         ];
         (Container::new(&daemon_set), volumes)
     }

@@ -12,7 +12,7 @@ use lb_tests::{
 };
 use serde_json::Value;
 
-use crate::bed::{Bed, WEB, http, udp};
+use crate::bed::{Bed, WEB, http, udp, vips};
 
 /// The container of the DaemonSet in `deploy/`.
 fn container() -> Container {
@@ -45,7 +45,10 @@ fn start_in_container(bed: &Bed, arguments: &[&str]) -> Agent {
     let mut settings = settings(bed);
     settings.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
     let cgroup = bed.cluster.cgroup(1).unwrap().path().to_owned();
-    let starter = container().starter(&[("bpffs", bed.cluster.bpffs(1)), ("cgroup", cgroup)]).unwrap();
+    let folder = bed.cluster.folder().join("run");
+    fs::create_dir_all(&folder).unwrap();
+    let volumes = [("bpffs", bed.cluster.bpffs(1)), ("cgroup", cgroup), ("run", folder)];
+    let starter = container().starter(&volumes).unwrap();
     let agent = Agent::spawn_by(&bed.cluster.node1, settings, &starter).unwrap();
     agent.wait_until_healthy().unwrap();
     agent
@@ -111,6 +114,28 @@ fn status_in_the_pod_lists_every_program() {
     for programs in ["programs", "socketPrograms"] {
         assert_eq!(in_pod[programs], with_all[programs], "{programs}");
     }
+}
+
+#[test]
+fn next_pod_knows_the_unhealthy_endpoints() {
+    let bed = bed();
+    let mut web = bed.service("probed", vips(20), &["pod2"]);
+    let settings = [("lb.dev/health-check", "tcp://:1"), ("lb.dev/health-check-interval", "500ms")];
+    web.annotations = settings.map(|(name, value)| (name, value.to_owned())).to_vec();
+    bed.cluster.manifests.put(&web).unwrap();
+    let agent = start_in_container(&bed, &[]);
+    let recorded = || {
+        let files = fs::read_dir(bed.cluster.folder().join("run")).unwrap();
+        let mut files = files.map(|file| file.unwrap().path());
+        let has_target = |path: &Path| fs::read_to_string(path).is_ok_and(|text| text.contains("10.244"));
+        files
+            .any(|path| path.extension().is_some_and(|end| end == "unhealthy") && has_target(&path))
+            .then_some(())
+    };
+    wait_for(PATIENCE, recorded).expect("the endpoints are unhealthy");
+    agent.kill().unwrap();
+    let log = start_in_container(&bed, &[]).log();
+    assert!(log.contains("an earlier agent has found endpoints unhealthy"), "{log}");
 }
 
 /// Without `CAP_SYS_ADMIN`, explain can read the constants of the loaded programs only from their pin.
