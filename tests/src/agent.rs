@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::{cleanup::Cleanup, netns::Netns, wait_for};
 
 /// How long to wait until `/healthz` answers 200, and until a stopping agent has exited.
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Address of the agent's `/healthz` inside its namespace.
 const HEALTHZ: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);

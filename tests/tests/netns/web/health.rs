@@ -7,7 +7,7 @@ use std::{
 
 use lb_tests::browser::Browser;
 
-use super::{SIZES, Served, browser, findings, layout, open, shows, until};
+use super::{SIZES, Served, browser, few_clients, findings, layout, open, shows, until};
 use crate::{
     bed::{Bed, vips},
     endpoint_health::{HEALTH, PODS, checked, health_server},
@@ -39,7 +39,7 @@ fn unhealthy_endpoints_are_shown_with_the_reason() {
     let _healthy = health_server(bed.netns("pod3"));
     bed.cluster.manifests.put(&checked(&bed, &format!("http://:{HEALTH}/healthz"), &QUICK)).unwrap();
     let _served = Served::start(&bed, &["--listen", &SERVER.to_string()]);
-    let traffic = bed.traffic();
+    let traffic = few_clients(&bed);
     let browser = browser(&bed);
     browser.resize(SIZES[1], false).unwrap();
 

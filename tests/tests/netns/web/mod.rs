@@ -26,11 +26,12 @@ use lb_tests::{
     browser::{AXE, Browser},
     http::get,
     netns::Netns,
+    traffic::{Kind, Traffic},
     wait_for,
 };
 use serde_json::{Value, json};
 
-use crate::bed::{Bed, WEB};
+use crate::bed::{Bed, WEB, http, udp};
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// The address and port at which the agent serves the pages in these tests.
@@ -63,6 +64,17 @@ impl Drop for Served {
     fn drop(&mut self) {
         self.child.kill().and_then(|()| self.child.wait()).map(drop).unwrap_or_default();
     }
+}
+
+/// Traffic that keeps the pages changing. Beside a browser, that of all kinds of clients leaves a busy machine no time.
+fn few_clients(bed: &Bed) -> Traffic {
+    let client = &bed.cluster.client;
+    let clients = [
+        (client, Kind::Connection, http(WEB[0])),
+        (client, Kind::Requests, http(WEB[0])),
+        (client, Kind::Questions, udp(WEB[1])),
+    ];
+    Traffic::start(clients).unwrap()
 }
 
 /// A browser on node1.

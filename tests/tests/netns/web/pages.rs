@@ -2,19 +2,13 @@
 
 use std::net::SocketAddr;
 
-use lb_tests::{
-    browser::Browser,
-    client::ask_http,
-    http::get,
-    manifests::Endpoint,
-    traffic::{Kind, Traffic},
-    wait_for,
-};
+use lb_tests::{browser::Browser, client::ask_http, http::get, manifests::Endpoint, wait_for};
 
 use super::{
-    DRAWN, HEALTHY, LIMIT, SIZES, Served, browser, findings, layout, open, pictures::compare, shows, until,
+    DRAWN, HEALTHY, LIMIT, SIZES, Served, browser, few_clients, findings, layout, open, pictures::compare,
+    shows, until,
 };
-use crate::bed::{Bed, WEB, http, udp, vips};
+use crate::bed::{Bed, WEB, http, vips};
 
 /// A script that is true when the last table of a Service shows why a backend was chosen.
 const CHOSEN: &str =
@@ -32,6 +26,9 @@ fn pages_show_real_traffic() {
     browser.resize(SIZES[1], false).unwrap();
 
     overview_has_plots_maps_and_programs(&browser, server);
+    overviews_look_as_documented(&browser, server);
+    drop(traffic);
+    let traffic = few_clients(&bed);
     list_is_sorted(&browser, server);
     list_finds_the_service(&browser);
     service_has_shares_and_choices(&browser, &bed);
@@ -41,14 +38,6 @@ fn pages_show_real_traffic() {
     let errors = browser.errors().unwrap();
     // The server answers an invalid query with an HTTP error, which browsers log.
     assert!(errors.iter().all(|error| error.contains("400 (Bad Request)")), "{errors:#?}");
-    overviews_look_as_documented(&browser, server);
-    // The checks of accessibility take minutes on a busy machine: a few clients keep the pages changing meanwhile.
-    drop(traffic);
-    let traffic = Traffic::start([
-        (&bed.cluster.client, Kind::Connection, http(WEB[0])),
-        (&bed.cluster.client, Kind::Questions, udp(WEB[1])),
-    ])
-    .unwrap();
     every_page_fits_and_is_accessible(&browser, server);
 
     // The pages need no agent, and say that it is gone.

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use lb_tests::{browser::Browser, wait_for};
 
-use super::{LIMIT, SIZES, Served, browser, open};
+use super::{LIMIT, SIZES, Served, browser, few_clients, open};
 use crate::bed::{Bed, vips};
 
 /// Width and height of a cell in pixels: two lines of text.
@@ -125,7 +125,7 @@ fn page_without_its_layout_differs_from_its_picture() {
     bed.put("empty", vips(20), &[]);
     let _served = Served::start(&bed, &["--listen", "127.0.0.1:8088"]);
     let server = "127.0.0.1:8088".parse().unwrap();
-    let traffic = bed.traffic();
+    let traffic = few_clients(&bed);
     let browser = browser(&bed);
     browser.resize(SIZES[1], false).unwrap();
     let pages = [
