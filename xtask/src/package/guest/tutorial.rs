@@ -61,7 +61,11 @@ fn steps(section: &str) -> anyhow::Result<Vec<Step<'_>>> {
         let (content, after) = block.split_once("```\n").context("a block without end")?;
         match word {
             OF_GUEST | OF_OTHER_HOST => {
-                steps.push(Step { is_on_other_host: word == OF_OTHER_HOST, commands: content, printed: None })
+                steps.push(Step {
+                    is_on_other_host: word == OF_OTHER_HOST,
+                    commands: content,
+                    printed: None,
+                });
             }
             PRINTED => steps.last_mut().context("output before the first commands")?.printed = Some(content),
             _ => {}
