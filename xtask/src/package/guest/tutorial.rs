@@ -27,6 +27,8 @@ struct Step<'a> {
 pub(super) fn play(guest: &mut Shell, other_host: &OtherHost) -> anyhow::Result<()> {
     let section = section(PAGE).context("docs/standalone.md has no tutorial")?;
     let steps = steps(section)?;
+    // The page's reader has the package in the working directory.
+    guest.run("cd /root")?;
     for step in &steps {
         let commands = format!("set -e\n{}", step.commands);
         let output = if step.is_on_other_host {
