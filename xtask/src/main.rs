@@ -5,14 +5,12 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod agent;
-mod arch;
 mod bench;
 mod build_ebpf;
 mod busy;
 mod demo;
 mod elf;
 mod fuzz;
-mod guest;
 mod image;
 mod package;
 mod process;

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, ensure};
 use object::Object as _;
 
+use crate::{elf, release};
+
 mod archive;
 mod cross;
 mod layout;
@@ -14,9 +16,7 @@ mod system;
 
 use self::archive::{File, Files};
 use self::layout::{About, Layer};
-use self::system::System;
-use crate::arch::Arch;
-use crate::{elf, release};
+use self::system::{Arch, System};
 
 /// Path of the agent in the image, as in `deploy/Dockerfile`.
 const AGENT: &str = "usr/local/bin/lb-agent";

@@ -5,12 +5,30 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::bail;
+use clap::ValueEnum;
 use object::Architecture;
 
 use super::{AGENT, cross, in_image};
 use crate::agent::{self, Profile};
-use crate::arch::Arch;
 use crate::{elf, release, user};
+
+/// The processor of an image, by the name that Go and Debian give it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Arch {
+    Amd64,
+    Arm64,
+}
+
+impl Arch {
+    /// The processor of this machine; `None` if it is neither amd64 nor arm64.
+    fn of_this_machine() -> Option<Self> {
+        match std::env::consts::ARCH {
+            "x86_64" => Some(Self::Amd64),
+            "aarch64" => Some(Self::Arm64),
+            _ => None,
+        }
+    }
+}
 
 /// The system that builds the agent, and whose libraries the agent needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

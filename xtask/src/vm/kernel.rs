@@ -8,7 +8,6 @@ use std::process::Command;
 use anyhow::{Context as _, bail, ensure};
 
 use super::folders::create_dir;
-use crate::arch::Arch;
 use crate::process;
 use crate::setup::apt_get;
 
@@ -19,8 +18,6 @@ pub(super) const DEFAULTS: [&str; 2] = ["6.1", "6.12"];
 pub(crate) struct Kernel {
     /// The value of `--kernel`.
     pub(super) name: String,
-    /// The processor that it is for.
-    pub(crate) arch: Arch,
     /// The output of `uname -r`.
     pub(crate) release: String,
     /// The compressed image for a boot loader.
@@ -54,7 +51,7 @@ fn of_host() -> anyhow::Result<Kernel> {
     let release = release.trim().to_owned();
     let (image, modules) =
         (format!("/boot/vmlinuz-{release}").into(), format!("/lib/modules/{release}").into());
-    let kernel = Kernel { name: "host".to_owned(), arch: Arch::Amd64, release, image, modules };
+    let kernel = Kernel { name: "host".to_owned(), release, image, modules };
     ensure!(
         kernel.image.is_file() && kernel.modules.is_dir(),
         "this machine lacks the image or the modules of its kernel ({}, {}): run `cargo xtask test`, which tests it \
@@ -77,7 +74,7 @@ fn in_folder(name: &str, folder: &Path) -> anyhow::Result<Kernel> {
             folder.display()
         );
     };
-    Ok(Kernel { name: name.to_owned(), arch: Arch::Amd64, release, image, modules })
+    Ok(Kernel { name: name.to_owned(), release, image, modules })
 }
 
 fn only_entry(folder: &Path, prefix: &str) -> anyhow::Result<PathBuf> {
@@ -185,17 +182,13 @@ fn unpack(package: &Path, cached: &Path) -> anyhow::Result<()> {
     let mut command = Command::new("dpkg-deb");
     command.arg("--extract").arg(package).arg(&unpacked);
     process::run(command)?;
-    list_modules(&in_folder("", &unpacked)?)?;
+    let kernel = in_folder("", &unpacked)?;
+    let mut command = Command::new("depmod");
+    let base = kernel.modules.ancestors().nth(3).unwrap_or(&unpacked);
+    command.arg("--basedir").arg(base).arg(&kernel.release);
+    process::run(command)?;
     fs::rename(&unpacked, cached)
         .with_context(|| format!("cannot rename {} to {}", unpacked.display(), cached.display()))
-}
-
-/// Writes what `modprobe` reads: which module a module needs, and which aliases it has.
-fn list_modules(kernel: &Kernel) -> anyhow::Result<()> {
-    let base = kernel.modules.ancestors().nth(3).context("the modules have no folder")?;
-    let mut command = Command::new("depmod");
-    command.arg("--basedir").arg(base).arg(&kernel.release);
-    process::run(command)
 }
 
 #[cfg(test)]

@@ -16,8 +16,9 @@ use super::folders::folder;
 use super::kernel::Kernel;
 use super::report::{Record, Report};
 use super::wire::{self, Wires};
-use crate::arch::Arch;
 
+/// The emulator.
+pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 /// Memory of a guest.
 const MEMORY: &str = "3072M";
 /// How long a guest may report nothing before it counts as hung: longer than a test may print nothing.
@@ -40,14 +41,13 @@ pub(crate) enum Accelerator {
 }
 
 impl Accelerator {
-    const fn arguments(self, arch: Arch) -> [&'static str; 4] {
-        match (self, arch) {
-            (Self::Kvm, _) => ["-accel", "kvm", "-cpu", "host"],
+    const fn arguments(self) -> [&'static str; 4] {
+        match self {
+            Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
             // With one thread per virtual CPU, a CPU may forever run the old version of code that another CPU has
             // patched: seen once in many hours, when the kernel enabled a static branch (qemu 7.2,
             // `__inet_stream_connect` of Linux 6.1).
-            (Self::Tcg, Arch::Amd64) => ["-accel", "tcg,thread=single", "-cpu", "max"],
-            (Self::Tcg, Arch::Arm64) => ["-accel", "tcg,thread=single", "-cpu", "cortex-a72"],
+            Self::Tcg => ["-accel", "tcg,thread=single", "-cpu", "max"],
         }
     }
 
@@ -77,22 +77,6 @@ impl fmt::Display for Accelerator {
     }
 }
 
-/// The emulator of a machine.
-pub(crate) const fn program(arch: Arch) -> &'static str {
-    match arch {
-        Arch::Amd64 => "qemu-system-x86_64",
-        Arch::Arm64 => "qemu-system-aarch64",
-    }
-}
-
-/// The machine that qemu emulates, and the guest's name of its first serial port.
-const fn machine(arch: Arch) -> (&'static str, &'static str) {
-    match arch {
-        Arch::Amd64 => ("pc", "ttyS0"),
-        Arch::Arm64 => ("virt", "ttyAMA0"),
-    }
-}
-
 fn cpus() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
 }
@@ -100,12 +84,12 @@ fn cpus() -> usize {
 /// Finds the accelerator by booting a guest with KVM: `/dev/kvm` may exist and still be unable to run an ordinary
 /// guest.
 pub(crate) fn accelerator(kernel: &Kernel) -> anyhow::Result<Accelerator> {
-    if Arch::of_this_machine() != Some(kernel.arch) || !Path::new("/dev/kvm").exists() {
+    if !Path::new("/dev/kvm").exists() {
         return Ok(Accelerator::Tcg);
     }
     let console = folder(&kernel.release)?.join("kvm-probe.log");
     remove_old(&console)?;
-    let mut command = Command::new(program(kernel.arch));
+    let mut command = Command::new(PROGRAM);
     configure(&mut command, kernel, Accelerator::Kvm, &console, "", None);
     let mut guest = start(command)?;
     let start = Instant::now();
@@ -137,13 +121,11 @@ pub(crate) fn configure(
     image: Option<&Path>,
 ) {
     let cpus = cpus().min(4).to_string();
-    let (machine, port) = machine(kernel.arch);
-    command.args(["-machine", machine]).args(accelerator.arguments(kernel.arch));
-    command.args(["-smp", &cpus, "-m", MEMORY]);
+    command.args(accelerator.arguments()).args(["-smp", &cpus, "-m", MEMORY]);
     // A panic reboots, and a reboot ends qemu.
     command.args(["-nodefaults", "-display", "none", "-no-reboot"]);
     command.arg("-kernel").arg(&kernel.image);
-    command.args(["-append", &format!("console={port} panic=-1 oops=panic loglevel=5 {parameters}")]);
+    command.args(["-append", &format!("console=ttyS0 panic=-1 oops=panic loglevel=5 {parameters}")]);
     command.arg("-serial").arg(format!("file:{}", console.display()));
     if let Some(image) = image {
         command.arg("-initrd").arg(image);
@@ -176,8 +158,7 @@ pub(super) fn boot(
     let (console, channel) = (folder.join("console.log"), folder.join("report.jsonl"));
     // The kernel passes unknown parameters to process 1 as environment variables, and those after `--` as arguments.
     let init = format!("PATH=/usr/sbin:/usr/bin -- vm-guest --patience {}", accelerator.patience());
-    let program = program(kernel.arch);
-    let mut command = wires.map_or_else(|| Command::new(program), |wires| wires.command(program));
+    let mut command = wires.map_or_else(|| Command::new(PROGRAM), |wires| wires.command(PROGRAM));
     configure(&mut command, kernel, accelerator, &console, &init, Some(image));
     if wires.is_some() {
         command.args(wire::arguments());

@@ -8,7 +8,6 @@ use std::process::Command;
 use anyhow::Context as _;
 
 use super::PACKAGE;
-use crate::guest::shell;
 use crate::process;
 use crate::vm::kernel::Kernel;
 use crate::vm::tree::Tree;
@@ -29,6 +28,19 @@ for entry in /*; do
 done
 exec switch_root /new /sbin/init
 ";
+/// Runs the commands that arrive at the second serial port, after the line by which [`Shell`](super::shell::Shell)
+/// knows that it runs. Standard error is no terminal, so the shell prints no prompt.
+const SHELL: &str = "\
+[Service]
+ExecStartPre=/bin/stty --file=/dev/ttyS1 -echo -onlcr
+ExecStart=/bin/sh -c 'echo; echo @exit 0; exec /bin/sh'
+StandardInput=tty
+StandardOutput=tty
+StandardError=journal
+TTYPath=/dev/ttyS1
+KillSignal=SIGKILL
+";
+
 /// Writes the initramfs of a Debian `release` with this kernel and package.
 pub(super) fn write(image: &Path, release: &str, kernel: &Kernel, package: &Path) -> anyhow::Result<()> {
     let root = image.with_extension("root");
@@ -40,28 +52,13 @@ pub(super) fn write(image: &Path, release: &str, kernel: &Kernel, package: &Path
     tree.file(PACKAGE, package)?;
     tree.text("/init", INIT);
     tree.folder("/dev");
-    tree.text("/etc/systemd/system/console-shell.service", shell_unit(shell::port(kernel.arch)));
+    tree.text("/etc/systemd/system/console-shell.service", SHELL);
     tree.link(
         "/etc/systemd/system/multi-user.target.wants/console-shell.service",
         "../console-shell.service",
     );
     tree.write(image)?;
     fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))
-}
-
-/// A unit that runs the commands that arrive at this port, after the line by which [`Shell`](shell::Shell) knows that it
-/// runs. Standard error is no terminal, so the shell prints no prompt.
-fn shell_unit(port: &str) -> String {
-    format!(
-        "[Service]\n\
-         ExecStartPre=/bin/stty --file=/dev/{port} -echo -onlcr\n\
-         ExecStart=/bin/sh -c 'echo; echo @exit 0; exec /bin/sh'\n\
-         StandardInput=tty\n\
-         StandardOutput=tty\n\
-         StandardError=journal\n\
-         TTYPath=/dev/{port}\n\
-         KillSignal=SIGKILL\n"
-    )
 }
 
 /// Installs a minimal Debian in a new folder.

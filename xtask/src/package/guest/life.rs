@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 
+use super::network::OtherHost;
+use super::shell::Shell;
 use super::{PACKAGE, done};
-use crate::guest::network::OtherHost;
-use crate::guest::shell::Shell;
 
 /// The Service and its endpoint, as Kubernetes' documentation of Services has them.
 const SERVICE: &str = include_str!("my-service.yaml");
@@ -15,8 +15,6 @@ const SERVICE: &str = include_str!("my-service.yaml");
 const SETTINGS: &str = "dnsBindAddress: [10.1.0.1]\n";
 /// The override of the unit that a DNS server at port 53 needs, by docs/package.md.
 const OVERRIDE: &str = "[Service]\nCapabilityBoundingSet=CAP_NET_BIND_SERVICE\n";
-/// The name of the Service in the DNS of its cluster domain.
-const NAME: &str = "my-service.default.svc.cluster.local";
 /// The page that the endpoint of the Service serves.
 const ANSWER: &str = "the endpoint of my-service";
 
@@ -41,7 +39,7 @@ pub(super) fn play(guest: &mut Shell, other_host: &OtherHost) -> anyhow::Result<
     done(&format!(
         "an upgrade replaces the agent, fails none of {requests} requests, and keeps the settings"
     ));
-    other_host.reach_by_name(NAME, ANSWER)?;
+    other_host.reach_by_name(ANSWER)?;
     remove(guest)?;
     other_host.expect_no_answer(&service)?;
     done("a removal ends the Service, and leaves nothing in the kernel");
@@ -68,7 +66,7 @@ fn start(guest: &mut Shell, other_host: &OtherHost) -> anyhow::Result<String> {
     let began = Instant::now();
     guest.run("systemctl enable --now lb-agent")?;
     let took = began.elapsed().as_secs();
-    let service = other_host.reach_by_name(NAME, ANSWER)?;
+    let service = other_host.reach_by_name(ANSWER)?;
     done(&format!("`systemctl start` returns after {took} s; another host reaches the Service by name"));
     let status = guest.output("lb-agent status")?;
     ensure!(

@@ -1,9 +1,9 @@
 //! `cargo xtask package --guest`: the package in fresh Debians with systemd, emulated by qemu, each beside another host.
 //!
 //! ```text
-//! image     the root file system of a guest
-//! tutorial  the commands of docs/standalone.md
-//! life      installation, faults, upgrade, removal
+//! tutorial  the commands of docs/standalone.md     image    the root file system of a guest
+//! life      installation, faults, upgrade, removal shell    commands in a guest
+//!                                                  network  the wire, and the other host at its end
 //! ```
 
 use std::fs;
@@ -12,15 +12,18 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use lb_tests::cleanup;
 
-use crate::guest::network::{self, OtherHost};
-use crate::guest::shell::Shell;
 use crate::setup;
 use crate::user::is_root;
 use crate::vm::kernel::{self, Kernel};
 
 mod image;
 mod life;
+mod network;
+mod shell;
 mod tutorial;
+
+use self::network::OtherHost;
+use self::shell::Shell;
 
 /// The guests' Debian release.
 const DEBIAN: &str = "bookworm";

@@ -3,8 +3,8 @@
 use anyhow::{Context as _, ensure};
 
 use super::done;
-use crate::guest::network::OtherHost;
-use crate::guest::shell::Shell;
+use super::network::OtherHost;
+use super::shell::Shell;
 
 const PAGE: &str = include_str!("../../../../docs/standalone.md");
 /// The heading of the tutorial, which ends before the next heading of this level.

@@ -1,4 +1,5 @@
-//! The guest, and a shell in it: commands and their output go through a port that qemu connects to a Unix socket.
+//! The guest, and a shell in it: commands and their output go through a serial port, which qemu connects to a Unix
+//! socket.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -10,7 +11,6 @@ use anyhow::{Context as _, bail, ensure};
 use lb_tests::daemon::Daemon;
 
 use super::network::{self, OtherHost};
-use crate::arch::Arch;
 use crate::vm::kernel::Kernel;
 use crate::vm::qemu;
 
@@ -20,29 +20,28 @@ const END: &str = "@exit";
 const LIMIT: Duration = Duration::from_secs(600);
 
 /// The shell of a running guest.
-pub(crate) struct Shell {
+pub(super) struct Shell {
     guest: Daemon,
     output: BufReader<UnixStream>,
 }
 
 impl Shell {
-    /// Boots the guest and waits for its shell, which must run at [`port`]. `folder` gets the console's output.
-    pub(crate) fn boot(
+    /// Boots the guest and waits for its shell. `folder` gets the console's output.
+    pub(super) fn boot(
         kernel: &Kernel,
         image: &Path,
         folder: &Path,
         other_host: &OtherHost,
     ) -> anyhow::Result<Self> {
-        let (console, socket) = (folder.join("console.log"), folder.join("shell.sock"));
-        let program = qemu::program(kernel.arch);
-        let mut command = other_host.command(program);
+        let socket = folder.join("shell.sock");
+        let mut command = other_host.command(qemu::PROGRAM);
         let parameters = "net.ifnames=0 systemd.show_status=1";
+        let console = folder.join("console.log");
         qemu::configure(&mut command, kernel, qemu::accelerator(kernel)?, &console, parameters, Some(image));
-        command.args(network::arguments()).args(devices(kernel.arch));
-        command.arg("-chardev");
-        command.arg(format!("socket,id=shell,path={},server=on,wait=off", socket.display()));
+        command.args(network::arguments());
+        command.arg("-serial").arg(format!("unix:{},server=on,wait=off", socket.display()));
         let mut guest = qemu::start(command)?;
-        let stream = connect(&mut guest, &socket).with_context(|| format!("{program} does not run"))?;
+        let stream = connect(&mut guest, &socket)?;
         stream.set_read_timeout(Some(LIMIT))?;
         let mut shell = Self { guest, output: BufReader::new(stream) };
         shell.read().context("the guest's shell has not started")?;
@@ -50,19 +49,19 @@ impl Shell {
     }
 
     /// Runs a command; fails if it does.
-    pub(crate) fn run(&mut self, command: &str) -> anyhow::Result<()> {
+    pub(super) fn run(&mut self, command: &str) -> anyhow::Result<()> {
         self.output(command).map(drop)
     }
 
     /// The output of a command, without white space around it; fails if the command does.
-    pub(crate) fn output(&mut self, command: &str) -> anyhow::Result<String> {
+    pub(super) fn output(&mut self, command: &str) -> anyhow::Result<String> {
         let (code, output) = self.execute(command).with_context(|| format!("in the guest: {command}"))?;
         ensure!(code == "0", "in the guest, `{command}` ends with {code}:\n{output}");
         Ok(output)
     }
 
     /// Repeats a command until its output is the expected one.
-    pub(crate) fn wait_for(&mut self, command: &str, expected: &str, limit: Duration) -> anyhow::Result<()> {
+    pub(super) fn wait_for(&mut self, command: &str, expected: &str, limit: Duration) -> anyhow::Result<()> {
         let start = Instant::now();
         loop {
             let (_, output) = self.execute(command)?;
@@ -75,7 +74,7 @@ impl Shell {
     }
 
     /// Writes a file in the guest, and creates its folder.
-    pub(crate) fn write(&mut self, path: &str, content: &str) -> anyhow::Result<()> {
+    pub(super) fn write(&mut self, path: &str, content: &str) -> anyhow::Result<()> {
         let folder = Path::new(path).parent().unwrap_or(Path::new("/")).display();
         self.run(&format!("mkdir -p {folder} && cat > {path} <<'END'\n{content}END"))
     }
@@ -102,31 +101,15 @@ impl Shell {
     }
 
     /// Ends the guest, and waits until it has ended.
-    pub(crate) fn power_off(mut self) -> anyhow::Result<()> {
+    pub(super) fn power_off(mut self) -> anyhow::Result<()> {
         // The shell may end before it can say that the command has succeeded.
-        self.output.get_mut().write_all(b"poweroff -f\n")?;
+        self.output.get_mut().write_all(b"systemctl poweroff\n")?;
         let start = Instant::now();
         while self.guest.is_running()? {
             ensure!(start.elapsed() < LIMIT, "the guest does not power off");
             sleep(Duration::from_millis(100));
         }
         Ok(())
-    }
-}
-
-/// The port at which the guest runs its shell, a file in `/dev`.
-pub(crate) const fn port(arch: Arch) -> &'static str {
-    match arch {
-        Arch::Amd64 => "ttyS1",
-        Arch::Arm64 => "hvc0",
-    }
-}
-
-/// Arguments of qemu for the device of [`port`]. The emulated machine for arm64 has no second serial port.
-const fn devices(arch: Arch) -> &'static [&'static str] {
-    match arch {
-        Arch::Amd64 => &["-serial", "chardev:shell"],
-        Arch::Arm64 => &["-device", "virtio-serial-pci", "-device", "virtconsole,chardev=shell"],
     }
 }
 
@@ -139,7 +122,7 @@ fn connect(guest: &mut Daemon, socket: &Path) -> anyhow::Result<UnixStream> {
             Err(error) if start.elapsed() > Duration::from_secs(30) => {
                 return Err(error).with_context(|| format!("cannot connect to {}", socket.display()));
             }
-            Err(_) if !guest.is_running()? => bail!("it has ended at once"),
+            Err(_) if !guest.is_running()? => bail!("{} has ended at once", qemu::PROGRAM),
             Err(_) => sleep(Duration::from_millis(100)),
         }
     }

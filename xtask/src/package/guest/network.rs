@@ -9,28 +9,28 @@ use anyhow::{Context as _, ensure};
 use lb_tests::netns::{Netns, unique_prefix};
 use lb_tests::resolver::Resolver;
 
+/// The name of the Service in the DNS of its cluster domain.
+const NAME: &str = "my-service.default.svc.cluster.local";
 /// The guest is the other host's name server.
 const RESOLV_CONF: &str = "nameserver 10.1.0.1\noptions timeout:5\n";
-/// Commands that give the guest its addresses on the wire.
-pub(crate) const GUEST: &str = "ip address add 10.1.0.1/24 dev eth0 && ip address add fd00:10:1::1/64 dev eth0 nodad && \
-                                ip link set eth0 up";
+/// Commands that give the guest its address on the wire.
+pub(super) const GUEST: &str = "ip address add 10.1.0.1/24 dev eth0 && ip link set eth0 up";
 /// The TAP device at the other host's end of the wire.
 const TAP: &str = "wire";
 
 /// A host that is a client of the guest's Services. Dropping this value removes it.
-pub(crate) struct OtherHost {
+pub(super) struct OtherHost {
     netns: Netns,
     resolver: Resolver,
 }
 
 impl OtherHost {
     /// Creates the host; writes its resolv.conf to `folder`.
-    pub(crate) fn create(folder: &Path) -> anyhow::Result<Self> {
+    pub(super) fn create(folder: &Path) -> anyhow::Result<Self> {
         let netns = Netns::create(&unique_prefix())?;
         netns.ip(&format!(
             "tuntap add dev {TAP} mode tap\n\
              addr add 10.1.0.2/24 dev {TAP}\n\
-             addr add fd00:10:1::2/64 dev {TAP} nodad\n\
              link set {TAP} up"
         ))?;
         let resolver = Resolver::configured(netns.clone(), folder, RESOLV_CONF)?;
@@ -38,21 +38,21 @@ impl OtherHost {
     }
 
     /// A command on this host.
-    pub(crate) fn command(&self, program: &str) -> Command {
+    pub(super) fn command(&self, program: &str) -> Command {
         self.netns.command(program)
     }
 
-    /// Sends a request to a Service by its name; returns the address of the Service if the answer is the expected one.
-    pub(crate) fn reach_by_name(&self, name: &str, expected: &str) -> anyhow::Result<String> {
-        let entry = self.run(&["getent", "ahostsv4", name])?;
-        self.expect_answer(name, expected)?;
+    /// Sends a request to the Service by its name; returns the address of the Service if the answer is the expected one.
+    pub(super) fn reach_by_name(&self, expected: &str) -> anyhow::Result<String> {
+        let entry = self.run(&["getent", "ahostsv4", NAME])?;
+        self.expect_answer(NAME, expected)?;
         let address = entry.split_whitespace().next().context("getent prints no address")?;
         Ok(address.to_owned())
     }
 
     /// Sends requests to `host`, one after the other, until `work` has ended; fails unless each gets the expected answer.
     /// Returns the number of requests.
-    pub(crate) fn request_while(
+    pub(super) fn request_while(
         &self,
         host: &str,
         expected: &str,
@@ -76,26 +76,25 @@ impl OtherHost {
         })
     }
 
-    /// Sends a request to `host`; fails unless it gets the expected answer.
-    pub(crate) fn expect_answer(&self, host: &str, expected: &str) -> anyhow::Result<()> {
+    fn expect_answer(&self, host: &str, expected: &str) -> anyhow::Result<()> {
         let answer = self.request(host)?;
         ensure!(answer == expected, "the answer of {host} is {answer:?}");
         Ok(())
     }
 
     /// Fails if a request to `host` gets an answer.
-    pub(crate) fn expect_no_answer(&self, host: &str) -> anyhow::Result<()> {
+    pub(super) fn expect_no_answer(&self, host: &str) -> anyhow::Result<()> {
         ensure!(self.request(host).is_err(), "{host} still answers");
         Ok(())
     }
 
     /// The body of the answer to an HTTP request.
     fn request(&self, host: &str) -> anyhow::Result<String> {
-        self.run(&["curl", "--globoff", "--silent", "--show-error", "--fail", "--max-time", "5", host])
+        self.run(&["curl", "--silent", "--show-error", "--fail", "--max-time", "5", host])
     }
 
     /// The output of a program that finds the guest's DNS server in its resolv.conf; fails if the program does.
-    pub(crate) fn run(&self, program: &[&str]) -> anyhow::Result<String> {
+    pub(super) fn run(&self, program: &[&str]) -> anyhow::Result<String> {
         let output = self.resolver.output(program).context("cannot start unshare")?;
         let error = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "`{}`: {}, {}", program.join(" "), output.status, error.trim());
@@ -104,7 +103,7 @@ impl OtherHost {
 }
 
 /// Arguments of qemu for the guest's network card.
-pub(crate) fn arguments() -> [String; 4] {
+pub(super) fn arguments() -> [String; 4] {
     [
         "-netdev".to_owned(),
         format!("tap,id=wire,ifname={TAP},script=no,downscript=no,vhost=off"),
