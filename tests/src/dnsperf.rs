@@ -1,4 +1,4 @@
-//! What the program dnsperf reports about the queries that it has sent.
+//! Reads the statistics that the program dnsperf prints.
 
 use anyhow::{Context as _, Result};
 

@@ -47,7 +47,7 @@ pub fn announce(paths: &KernelPaths, command: &AnnounceCommand) -> anyhow::Resul
             }
         }
         AnnounceCommand::Voters { replace, without_agent, kubeconfig } => {
-            voters(replace.then_some(without_agent), kubeconfig.clone())
+            voters(replace.then_some(without_agent.as_slice()), kubeconfig.clone())
         }
         AnnounceCommand::BirdConfig => print(&bgp(paths)?.bird_config),
         AnnounceCommand::Fence { announce_table, lifetime } => {
@@ -60,12 +60,12 @@ pub fn announce(paths: &KernelPaths, command: &AnnounceCommand) -> anyhow::Resul
     }
 }
 
-/// Lists the voters; or replaces them, with the names of those whose Nodes run no agent any more.
-fn voters(replace: Option<&Vec<String>>, kubeconfig: Option<PathBuf>) -> anyhow::Result<()> {
+/// Lists the voters. With `without_agent`, replaces them instead: these are voters whose Nodes run no agent any more.
+fn voters(without_agent: Option<&[String]>, kubeconfig: Option<PathBuf>) -> anyhow::Result<()> {
     let server = kubeconfig.map_or(ApiServer::InCluster, ApiServer::Kubeconfig);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let found = runtime.block_on(WrittenVoters::read(server))?;
-    if let Some(without_agent) = replace {
+    if let Some(without_agent) = without_agent {
         runtime.block_on(found.replace(without_agent))?;
         return print("The agents of the Nodes that exist choose new voters now.\n");
     }

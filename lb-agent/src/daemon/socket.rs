@@ -167,8 +167,8 @@ pub fn ask(bpffs: &Path) -> anyhow::Result<Option<Report>> {
 }
 
 /// Requests the report of the only agent that listens in [`FOLDER`], whatever its directory of pins is; `None` if no
-/// agent or several agents listen. A node has one agent. If the BPF file system of that agent was
-/// unmounted or replaced, the agent still runs, but [`ask`] does not find it.
+/// agent or several agents listen. A node has one agent. If the BPF file system of that agent was unmounted or replaced,
+/// the agent still runs, but [`ask`] does not find it.
 ///
 /// # Errors
 /// The agent sends no valid report.

@@ -260,8 +260,9 @@ impl<T: Tables> Walk<'_, T> {
             return Ok(None);
         }
         let (reply, membership) = (self.reverse_entry(flow)?, self.membership(flow)?);
-        let at = (self.tables.globals().syn_retries, self.question.now);
-        Ok(Some(rules::flow::staleness(flow, reply.as_ref(), at, || membership)))
+        let syn_retries = self.tables.globals().syn_retries;
+        let now = self.question.now;
+        Ok(Some(rules::flow::staleness(flow, reply.as_ref(), syn_retries, now, || membership)))
     }
 
     /// Whether the service of the packet still has the flow's backend; like `conntrack::membership`.

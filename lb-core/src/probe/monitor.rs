@@ -94,15 +94,15 @@ struct Watched {
     is_suspected: bool,
 }
 
-/// What a target is waiting for.
+/// The present stage of a target's round of probes.
 #[derive(Clone, Debug, Default)]
 enum Stage {
-    /// Its next probe, in [`Monitor::due`].
+    /// The next probe is due at [`Watched::at`]; [`Monitor::due`] has the target.
     #[default]
     Due,
-    /// The end of another probe of this share.
+    /// The next probe is due, and waits until another probe of this share has ended.
     Waits(Share),
-    /// The result of its probe, which counts for this Service.
+    /// A probe runs, and counts for this Service.
     Probed(ObjectName),
 }
 

@@ -10,7 +10,7 @@ use std::{
 use super::{monitor::Monitor, target::Target};
 use crate::model::ObjectName;
 
-/// Whose probes count together.
+/// A group of targets, of whose probes only a certain number may run at once.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Share {
     Service(ObjectName),
@@ -18,7 +18,7 @@ pub(super) enum Share {
 }
 
 impl Share {
-    /// Maximum number of probes that run at once: half and three quarters of all.
+    /// How many probes of the group may run at once: half of all for a Service, three quarters for a namespace.
     const fn most(&self) -> usize {
         match self {
             Self::Service(_) => Monitor::MOST_PROBES / 2,
@@ -31,7 +31,7 @@ impl Share {
     }
 }
 
-/// When a target became due.
+/// A target, after the time when its next probe is due.
 pub(super) type Due = (Duration, Target);
 
 /// The probes that run, by [`Share`].
@@ -46,7 +46,8 @@ struct Used {
 }
 
 impl Shares {
-    /// Counts a probe for a Service, unless a share is used up: then returns that share.
+    /// Counts a probe for a Service and for its namespace. If as many as may run do so already in one of the two, counts
+    /// nothing and returns that share.
     pub(super) fn take(&mut self, service: &ObjectName) -> Result<(), Share> {
         let shares = Share::of(service);
         let is_used_up = |share: &&Share| self.0.get(share).is_some_and(|used| used.probes >= share.most());
@@ -59,7 +60,7 @@ impl Shares {
         Ok(())
     }
 
-    /// Lets a target wait for a probe of this share to end.
+    /// Lets a target wait until a probe of this share ends.
     pub(super) fn wait(&mut self, share: Share, due: Due) {
         self.0.entry(share).or_default().waiting.insert(due);
     }
@@ -71,8 +72,8 @@ impl Shares {
         }
     }
 
-    /// A probe for the Service has ended. Returns the targets that no longer wait: one of each share at most. They may
-    /// have to wait for the other share.
+    /// Counts a probe for the Service no more, because it has ended. Returns the targets that no longer wait, at most one
+    /// for each of the two shares; [`Self::take`] may let them wait for the other share.
     pub(super) fn give_back(&mut self, service: &ObjectName) -> Vec<Due> {
         let mut next = Vec::new();
         for share in Share::of(service) {

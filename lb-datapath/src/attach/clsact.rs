@@ -132,7 +132,7 @@ fn our_filter(answer: &RouteNetlinkMessage) -> Option<Filter> {
 /// clsact qdisc if there is none. Returns whether anything changed.
 ///
 /// # Errors
-/// Among others, the device has another qdisc in the place of clsact: [`not_clsact`].
+/// Among others, the device has another qdisc in the place of clsact: [`other_qdisc`].
 pub(crate) fn ensure(
     netlink: &mut Netlink,
     folder: &Folder,
@@ -145,7 +145,7 @@ pub(crate) fn ensure(
         device: format!("device {ifindex}"),
         source: error,
     };
-    if let Some(kind) = not_clsact(netlink, ifindex).map_err(failed)? {
+    if let Some(kind) = other_qdisc(netlink, ifindex).map_err(failed)? {
         return Err(failed(io::Error::other(format!(
             "other software has put a qdisc of kind {kind} in the place of clsact, which has no egress: let that \
              software shape traffic in another way, or remove the qdisc"
@@ -228,7 +228,7 @@ fn make_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
 /// The kind of the qdisc that a device has in the place of clsact, if it is another one. The qdisc `ingress`, to which the
 /// CNI plugin `bandwidth` attaches filters, has the same handle, and accepts filters for egress as well, but runs them at
 /// ingress (`ingress_tcf_block` of `net/sched/sch_ingress.c`).
-fn not_clsact(netlink: &mut Netlink, ifindex: u32) -> io::Result<Option<String>> {
+fn other_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<Option<String>> {
     let request = RouteNetlinkMessage::GetQueueDiscipline(message(ifindex, TcHandle::CLSACT)?);
     let answers = match netlink.get(request) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

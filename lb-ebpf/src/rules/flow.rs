@@ -107,8 +107,8 @@ pub const fn is_syn_of_client(segment: &Segment, flow: &Flow) -> bool {
     segment.is_syn() && !flow.is_reply()
 }
 
-/// Whether the entry `flow` of a client is stale for a SYN; `reply` is its reverse entry. `syn_retries` is the number
-/// of retransmissions after which another backend is tried; 0 means never.
+/// Whether the entry `flow` of a client is stale for a SYN that arrives `now`; `reply` is its reverse entry. `syn_retries`
+/// is the number of retransmissions after which another backend is tried; 0 means never.
 ///
 /// A connection that its backend has answered stays with that backend after the service has lost it: else anyone who
 /// forges a SYN of the client ends the connection. If the service has no backends, the SYN of a stale flow is rejected.
@@ -116,7 +116,8 @@ pub const fn is_syn_of_client(segment: &Segment, flow: &Flow) -> bool {
 pub fn staleness(
     flow: &Flow,
     reply: Option<&Flow>,
-    (syn_retries, now): (u16, Tick),
+    syn_retries: u16,
+    now: Tick,
     membership: impl FnOnce() -> Membership,
 ) -> Staleness {
     let phase = match reply {
@@ -140,8 +141,8 @@ pub fn staleness(
     }
 }
 
-/// The least silence of a backend, in ticks, and the least time before the next SYN: 1 to 2 s, longer than a live backend
-/// takes to answer a SYN with a challenge ACK (RFC 5961 §4), of which Linux sends at most one in 0.5 s.
+/// The least silence of a backend, in ticks, and the least time before the next SYN: more than one tick, 1.07 s. A live
+/// backend takes less to answer a SYN with a challenge ACK (RFC 5961 §4), of which Linux sends at most one in 0.5 s.
 const SILENCE: u32 = 2;
 
 /// Whether the backend of a connection is silent: it has never answered; or it has left the client's last packet
@@ -344,7 +345,7 @@ mod tests {
         ] {
             let (mut forward, reply) = pair(TCP, seen);
             forward.syns = syns;
-            let found = staleness(&forward, Some(&reply), (retries, NOW), || membership);
+            let found = staleness(&forward, Some(&reply), retries, NOW, || membership);
             assert_eq!(found, expected, "seen {seen:?}, {syns} SYNs of {retries}, {membership:?}");
         }
     }
@@ -372,7 +373,7 @@ mod tests {
                 (Membership::Member, Staleness::Fresh),
                 (Membership::NoService, Staleness::Fresh),
             ] {
-                let found = staleness(&forward, Some(&reply), (0, NOW), || membership);
+                let found = staleness(&forward, Some(&reply), 0, NOW, || membership);
                 assert_eq!(found, expected, "client {client}, backend {backend}, {membership:?}");
             }
         }
@@ -401,11 +402,11 @@ mod tests {
     #[test]
     fn lost_reverse_entry_makes_a_flow_stale_unless_it_is_tunnelled() {
         let (mut forward, _) = pair(TCP, OPENING);
-        assert_eq!(staleness(&forward, None, (0, NOW), || Membership::Member), Staleness::HalfLost);
+        assert_eq!(staleness(&forward, None, 0, NOW, || Membership::Member), Staleness::HalfLost);
         forward.flags = flow_flags::ROUTED | flow_flags::TUNNEL;
-        assert_eq!(staleness(&forward, None, (0, NOW), || Membership::Member), Staleness::Fresh);
+        assert_eq!(staleness(&forward, None, 0, NOW, || Membership::Member), Staleness::Fresh);
         for lost in [Membership::Gone, Membership::NoBackends] {
-            assert_eq!(staleness(&forward, None, (0, NOW), || lost), Staleness::BackendGone);
+            assert_eq!(staleness(&forward, None, 0, NOW, || lost), Staleness::BackendGone);
         }
     }
 

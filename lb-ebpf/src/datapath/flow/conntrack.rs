@@ -20,9 +20,9 @@ use crate::datapath::{clock::now, context::HookContext, scratch::scratch, servic
 pub(crate) use super::table::lookup;
 
 /// Checks whether the packet opens a new connection although its five-tuple has an entry: the packet is a SYN, and the
-/// entry is stale ([`flow::staleness`]), for example because its connection has ended, or its backend has left the
-/// service and does not answer. If it is stale because the backend does not answer, the backend is recorded in `UNANSWERED`. Any other SYN
-/// counts as a retransmission and goes to the same backend.
+/// entry is stale ([`flow::staleness`]), for example because its connection has ended, or because its backend has left
+/// the service and does not answer. If it is stale because the backend has left too many SYNs unanswered, the backend is
+/// recorded in `UNANSWERED`. Any other SYN counts as a retransmission and goes to the same backend.
 #[inline(always)]
 pub(crate) fn check_new_connection(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
     flow::is_syn_of_client(&packet.segment, flow) && check_staleness(context, packet, flow)
@@ -35,7 +35,7 @@ fn check_staleness(context: &HookContext, packet: &Packet, flow: &Flow) -> bool 
     let reply = if flow.is_tunnelled() { None } else { lookup(&flow.to.reversed()) };
     let reply = reply.map(|reply| &*reply);
     let membership = || membership(context, packet, flow);
-    let staleness = flow::staleness(flow, reply, (SYN_RETRIES.load(), now()), membership);
+    let staleness = flow::staleness(flow, reply, SYN_RETRIES.load(), now(), membership);
     if staleness == Staleness::Unanswered {
         let backend = Endpoint::new(flow.to.destination, flow.to.destination_port);
         // If the insert fails, the agent only misses a hint.

@@ -21,7 +21,7 @@ use lb_tests::{
     netns::{self, Netns},
     patience,
     server::Server,
-    wait_for,
+    snmp, wait_for,
 };
 use serde_json::Value;
 
@@ -378,21 +378,9 @@ impl Bed {
 
     /// Number of packets, of the family of `vip`, that the router has forwarded.
     pub(super) fn forwarded(&self, vip: &str) -> u64 {
-        let (file, counter) = if vip.contains(':') {
-            ("/proc/net/snmp6", "Ip6OutForwDatagrams")
-        } else {
-            ("/proc/net/snmp", "ForwDatagrams")
-        };
-        let text = agent::run(self.router.command("cat").arg(file)).unwrap();
-        let text = String::from_utf8(text.stdout).unwrap();
-        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-        if vip.contains(':') {
-            let line = text.lines().map(words).find(|line| line[0] == counter).unwrap();
-            return line[1].parse().unwrap();
-        }
-        let lines: Vec<_> = text.lines().filter(|line| line.starts_with("Ip:")).map(words).collect();
-        let column = lines[0].iter().position(|name| name == counter).unwrap();
-        lines[1][column].parse().unwrap()
+        let is_ipv6 = vip.contains(':');
+        let field = if is_ipv6 { "OutForwDatagrams" } else { "ForwDatagrams" };
+        snmp::counter(&self.router, is_ipv6, "Ip", field).unwrap()
     }
 
     /// Sends datagrams from the client to a port of the VIP.

@@ -39,7 +39,7 @@ const TOOLS: [(&str, &str); 5] = [
 ];
 /// Path of the package in a guest.
 const PACKAGE: &str = concat!("/root/lb-agent_", env!("CARGO_PKG_VERSION"), "_amd64.deb");
-/// What happens in a guest.
+/// A sequence of commands and checks in a guest.
 type Play = fn(&mut Shell, &OtherHost) -> anyhow::Result<()>;
 /// The play of each guest, with its name.
 const PLAYS: [(&str, Play); 2] = [("tutorial", tutorial::play), ("life", life::play)];
