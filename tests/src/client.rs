@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpStream, UdpSocket},
     ops::RangeInclusive,
     sync::{
         Arc,
@@ -123,6 +123,15 @@ impl Connection {
     pub fn ask(&mut self) -> io::Result<Answer> {
         self.send_head("GET /", 0)?;
         self.receive_answer()
+    }
+
+    /// Closes the connection, and waits until the server has closed it, too: afterwards no packet of it is under way.
+    pub fn close(mut self) -> io::Result<()> {
+        self.stream().shutdown(Shutdown::Write)?;
+        match self.reader.read(&mut [0])? {
+            0 => Ok(()),
+            _ => Err(malformed("more bytes than the answer")),
+        }
     }
 
     /// Sends this number of bytes of the [`pattern`]; the server compares all of them with the pattern.

@@ -84,7 +84,7 @@ impl Site {
         (1..=2).for_each(|number| site.start_agent(number, flags));
         for client in ["pod1", "pod4"] {
             let to = family.vip(&SHOPS[0], 80);
-            let reached = || ask_http(&site.pod(client).netns, to).ok();
+            let reached = || ask_and_close(site.pod(client), to).ok();
             wait_for(SOON, reached).unwrap_or_else(|| panic!("{client}\n{}", site.logs()));
         }
         site
@@ -252,6 +252,15 @@ fn backend(part: &Value) -> SocketAddr {
     backends[0]["backend"].as_str().unwrap().parse().unwrap()
 }
 
+/// Like [`ask_http`]. It returns when both ends have closed the connection, so that a later count of packets has none of
+/// them.
+fn ask_and_close(client: &Pod, to: SocketAddr) -> io::Result<Answer> {
+    let mut connection = Connection::open(&client.netns, to)?;
+    let answer = connection.ask()?;
+    connection.close()?;
+    Ok(answer)
+}
+
 fn kind(answer: io::Result<Answer>) -> io::ErrorKind {
     answer.expect_err("no answer").kind()
 }
@@ -260,7 +269,7 @@ fn kind(answer: io::Result<Answer>) -> io::ErrorKind {
 fn new_connections_agree(site: &Site) {
     let (pod1, pod3) = (site.pod("pod1"), site.pod("pod3"));
     let [tcp, udp] = [80, 53].map(|port| site.family.vip(&SHOPS[0], port));
-    let connect_tcp = |client: &Pod| ask_http(&client.netns, tcp).unwrap();
+    let connect_tcp = |client: &Pod| ask_and_close(client, tcp).unwrap();
     let connect_udp = |client: &Pod| ask_udp(&client.netns, udp, 100).unwrap();
     let expected = ["n1 begins", "n2 untouched"];
 
