@@ -44,19 +44,13 @@ pub const fn next(offset: u32, count: u32, random: u32) -> u32 {
     }
 }
 
-/// Whether the source port of a flow with these [`flow_flags`] belongs to an address of the node; false for a hairpin
-/// flow, even if its virtual address is one. A new flow takes such a port from an ended connection only after all
-/// entries of that connection are deleted.
+/// Whether the source port of a flow with these [`flow_flags`] may be that of a socket of the node: the source is an
+/// address of the node or, in a hairpin flow, the virtual address, which may be one. A new flow takes such a port from an
+/// ended connection only after all entries of that connection are deleted.
 #[inline(always)]
 pub const fn is_of_node(flags: u8) -> bool {
-    matches!(flags, flow_flags::ROUTED | flow_flags::AT_EGRESS) || flags & flow_flags::MASQUERADED != 0
-}
-
-/// Whether a socket of the node may have the source port of a flow with these [`flow_flags`]: the source is an address
-/// of the node or, in a hairpin flow, the virtual address, which may be one.
-#[inline(always)]
-pub const fn may_be_of_socket(flags: u8) -> bool {
-    flags & flow_flags::HAIRPIN != 0 || is_of_node(flags)
+    matches!(flags, flow_flags::ROUTED | flow_flags::AT_EGRESS)
+        || flags & (flow_flags::HAIRPIN | flow_flags::MASQUERADED) != 0
 }
 
 /// Whether a hairpin flow of the service gets one of the ports for masquerading: the source is an address of the node,
@@ -107,20 +101,20 @@ mod tests {
     }
 
     #[test]
-    fn source_ports_belong_to_the_node_if_the_source_is_an_address_of_the_node() {
+    fn source_ports_are_of_the_node_unless_the_source_is_the_client() {
         use flow_flags::{AT_EGRESS, CAUGHT, HAIRPIN, MASQUERADED, PROXY_PROTOCOL, ROUTED, TUNNEL};
-        for (flags, of_node, of_socket) in [
-            (0, false, false),
-            (PROXY_PROTOCOL, false, false),
-            (ROUTED, true, true),
-            (ROUTED | TUNNEL, false, false),
-            (AT_EGRESS, true, true),
-            (MASQUERADED, true, true),
-            (MASQUERADED | PROXY_PROTOCOL, true, true),
-            (CAUGHT | MASQUERADED, true, true),
-            (HAIRPIN, false, true),
+        for (flags, of_node) in [
+            (0, false),
+            (PROXY_PROTOCOL, false),
+            (ROUTED, true),
+            (ROUTED | TUNNEL, false),
+            (AT_EGRESS, true),
+            (MASQUERADED, true),
+            (MASQUERADED | PROXY_PROTOCOL, true),
+            (CAUGHT | MASQUERADED, true),
+            (HAIRPIN, true),
         ] {
-            assert_eq!((is_of_node(flags), may_be_of_socket(flags)), (of_node, of_socket), "{flags:#b}");
+            assert_eq!(is_of_node(flags), of_node, "{flags:#b}");
         }
     }
 

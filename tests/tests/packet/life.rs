@@ -489,6 +489,29 @@ fn hairpin_at_a_node_port_takes_no_port_that_sockets_of_the_node_have() {
     }
 }
 
+/// A pod that reaches itself again and again needs no more ports than connections that are open.
+#[test]
+fn hairpin_at_a_node_port_reuses_the_port_of_an_ended_connection() {
+    each("hairpin at a node port with one port", |bed, family| {
+        let (vip, backend) = (family.vip(), family.backend());
+        bed.settings(&masquerade_settings(1));
+        let record = Service { id: 1, kind: FrontendKind::NodePort as u8, ..Service::zeroed() };
+        bed.service_with(vip, TCP, &[backend], record);
+        let masqueraded = SocketAddr::new(vip.ip(), FIRST_PORT);
+        let [first, second] = [40_000, 40_001]
+            .map(|port| Packet::tcp(SocketAddr::new(backend.ip(), port), vip, 1000, b"").syn());
+        let seen = |syn: &Packet| syn.clone().from(masqueraded).to(backend).swapped_macs();
+        bed.send(Hook::Ingress, &first).redirects(Outcome::Hairpin, &seen(&first));
+        bed.send(Hook::Ingress, &second).drops(Outcome::NoSourcePort);
+
+        let refusal = Packet::tcp(backend, masqueraded, 0, b"").rst().ack(1001);
+        let back = refusal.clone().from(vip).to(SocketAddr::new(backend.ip(), 40_000)).swapped_macs();
+        bed.send(Hook::Ingress, &refusal).redirects(Outcome::Hairpin, &back);
+        bed.send(Hook::Ingress, &second).redirects(Outcome::Hairpin, &seen(&second));
+        bed.assert_flows(1);
+    });
+}
+
 /// A pod reaches itself through its VIP: the programs redirect both directions to its device.
 #[test]
 fn hairpin_flow_is_redirected_in_both_directions() {

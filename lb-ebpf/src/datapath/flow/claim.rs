@@ -103,7 +103,7 @@ extern "C" fn try_claim(attempt: u32, context: *mut core::ffi::c_void) -> i64 {
 /// `setup.key`.
 #[inline(always)]
 fn socket_has_port(context: &HookContext, setup: &mut FlowSetup) -> bool {
-    source_port::may_be_of_socket(setup.flags) && {
+    source_port::is_of_node(setup.flags) && {
         setup.key = setup.from_backend();
         socket::awaits(context, &setup.key)
     }
