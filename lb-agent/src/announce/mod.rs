@@ -18,6 +18,7 @@ mod frames;
 mod held;
 mod kernel;
 mod members;
+mod missed;
 mod peers;
 mod report;
 
@@ -58,6 +59,7 @@ pub use self::{
 use self::{
     devices::{Wire, Wires},
     held::Held,
+    missed::Missed,
     peers::Peers,
     report::Facts,
 };
@@ -128,6 +130,9 @@ pub struct Announcer {
     failure: Option<String>,
     /// The last conditions about addresses that are announced and that a device of this node has.
     bound: Vec<String>,
+    missed: Missed,
+    /// The last condition about voters that this node misses, if any.
+    voters: Vec<String>,
 }
 
 impl Announcer {
@@ -164,6 +169,8 @@ impl Announcer {
             begun: false,
             failure: None,
             bound: Vec::new(),
+            missed: Missed::default(),
+            voters: Vec::new(),
         })
     }
 
@@ -315,6 +322,18 @@ impl Announcer {
             peers.send(&questions);
         }
         self.propose();
+        self.report_voters();
+    }
+
+    /// Reports that this node misses too many voters, and logs it when that begins.
+    fn report_voters(&mut self) {
+        let Some(peers) = &self.peers else { return };
+        let conditions: Vec<String> =
+            peers.missed(&mut self.missed, Announcements::now()).into_iter().collect();
+        if conditions != self.voters {
+            warn_new(&mut self.voters, &conditions);
+            self.state.set_voter_conditions(conditions);
+        }
     }
 
     /// Publishes the voters that this node knows and those that it proposes, if either have changed; does nothing

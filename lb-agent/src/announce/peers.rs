@@ -24,7 +24,10 @@ use rustix::net::sockopt;
 use tokio::net;
 use tracing::{debug, warn};
 
-use super::members::{Body, Key, Members, Message, Who, incarnation};
+use super::{
+    members::{Body, Key, Members, Message, Who, incarnation},
+    missed::Missed,
+};
 
 /// Bytes of the longest message that a member can receive.
 const LONGEST: usize = 2_048;
@@ -138,6 +141,12 @@ impl Peers {
         let ballot =
             |_port| Ballot { known: self.leases.voters().clone(), next: self.leases.proposal(exists, now) };
         self.port.map(ballot)
+    }
+
+    /// The condition that this node misses too many voters; `None` also before its addresses are known.
+    pub(super) fn missed(&self, missed: &mut Missed, now: Nanos) -> Option<String> {
+        let names = if self.is_active() { self.leases.missed_voters(now) } else { Vec::new() };
+        missed.update((&names, self.leases.voters().names.len()), self.port.is_some(), now)
     }
 
     /// Whether this member takes part in the election: its addresses are known.

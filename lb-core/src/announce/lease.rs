@@ -346,6 +346,16 @@ impl Leases {
         std::iter::once(&self.this).chain(others)
     }
 
+    /// The voters that keep this member from getting a right: those that it does not hear, and those that have missed a
+    /// change of the voters. None if the others suffice, or if the member has a right. (A voter that asks nothing,
+    /// because its agent cannot announce, still grants rights.)
+    pub fn missed_voters(&self, now: Nanos) -> Vec<&Arc<str>> {
+        let (alive, missed): (Vec<_>, Vec<_>) =
+            self.voters.names.iter().partition(|name| self.lives(name, now, 0));
+        let has_right = self.rights(now).next().is_some();
+        if alive.len() < self.quorum(now) && !has_right { missed } else { Vec::new() }
+    }
+
     /// The member that should announce the address: the best candidate that is alive and serves the address; `None` if
     /// there is none.
     pub fn owner(&self, address: IpAddr, now: Nanos) -> Option<&Arc<str>> {

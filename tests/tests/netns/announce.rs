@@ -666,12 +666,15 @@ fn one_of_three_nodes_apart_stops_and_without_a_majority_no_node_announces() {
     wait_until_quiet(&sniffer);
     assert!((1..=3).all(|number| segment.is_silent(number)));
     assert_turns(&sniffer, &[(owner, false), (next, true)]);
+    let misses = |conditions: Vec<String>| conditions.iter().any(|text| text.contains("2 of the 3 voters"));
+    wait_for(SOON, || misses(conditions(&segment)).then_some(())).expect("a condition names the voters");
 
     // The owner and each of the two other nodes hear each other again. The two other nodes must not hear each other:
     // until both have received a message of the owner, they could promise the addresses to each other.
     segment.split(&[&[owner, others[0]], &[owner, others[1]]]);
     wait_for_takeover(&sniffer);
     assert_turns(&sniffer, &[(owner, false), (next, true), (owner, true)]);
+    wait_for(SOON, || (!misses(conditions(&segment))).then_some(())).expect("the condition ends");
 
     // All hear each other again, which changes nothing.
     segment.split(&[&[1, 2, 3]]);
