@@ -266,7 +266,11 @@ impl Writer {
                 self.reconciler.set_detects_inside(families);
             }
             SourceEvent::Unhealthy(changes) => self.reconciler.set_unhealthy(changes),
-            SourceEvent::Synchronised => {}
+            SourceEvent::Synchronised => {
+                if let Some(policies) = &self.listeners.flow_log {
+                    policies.set_complete();
+                }
+            }
             SourceEvent::CompleteBut(unread) => self.reconciler.set_complete_but(&unread),
             SourceEvent::Complete => self.reconciler.set_complete(),
         }

@@ -22,7 +22,7 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
@@ -61,8 +61,11 @@ const AT_ONCE: usize = 1 << 16;
 const PASS_ON_EACH: usize = 4096;
 /// Number of flows that a GC pass finds between two readings of events.
 const ROOM_EACH: u32 = 4096;
-/// Maximum number of events that the collector keeps unprocessed during a GC pass; they take 64 MiB.
+/// Maximum number of events that the collector keeps unprocessed; they take 64 MiB.
 const MAX_UNREAD: usize = 1 << 19;
+/// How long the log of an agent that starts waits for the annotations of all Services. They decide which connections the
+/// log has.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a stopping agent waits for the last lines to be written.
 const LAST_MOMENT: Duration = Duration::from_secs(2);
 
@@ -124,7 +127,8 @@ impl FlowLog {
         let policies = names.policies();
         let tracker = Tracker::new(config.sample);
         let (queue, unread, now) = (Some(queue), VecDeque::new(), (Tick(0), 0));
-        let collector = Collector { tracker, events, unread, found: 0, names, queue, counters, now };
+        let waits = Some((policies.clone(), Instant::now() + PATIENCE));
+        let collector = Collector { waits, tracker, events, unread, found: 0, names, queue, counters, now };
         let log = Self { collector: Arc::new(Mutex::new(collector)), policies };
         let (sender, written) = mpsc::channel();
         spawn("flow-log-writer", move || {
@@ -163,7 +167,11 @@ impl Drop for FlowLogThreads {
         self.stop.store(true, Ordering::Relaxed);
         {
             let mut collector = self.log.lock();
+            collector.waits = None;
             collector.collect();
+            while !collector.unread.is_empty() {
+                collector.collect();
+            }
             collector.queue = None;
         }
         if self.written.recv_timeout(LAST_MOMENT) == Err(mpsc::RecvTimeoutError::Timeout) {
@@ -178,10 +186,12 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
 
 /// All state that makes lines out of events and flows, behind one lock.
 struct Collector {
+    /// The policies for which the log waits, and until when; `None` once it does not wait.
+    waits: Option<(Policies, Instant)>,
     tracker: Tracker,
     events: FlowEvents,
-    /// Events that were read during a GC pass. They wait for its end, because the pass may still show counters that are
-    /// older than these events.
+    /// Events that were read while the log waited for the policies or during a GC pass. The latter wait for the end of
+    /// the pass, because it may still show counters that are older than these events.
     unread: VecDeque<FlowEvent>,
     /// Number of flows that GC passes have found; wraps around.
     found: u32,
@@ -194,8 +204,26 @@ struct Collector {
 }
 
 impl Collector {
+    /// Whether to wait for the policies of Services before events and passes are processed.
+    fn waits(&mut self) -> bool {
+        let Some((policies, until)) = &self.waits else { return false };
+        if policies.are_complete() {
+            self.waits = None;
+        } else if *until <= Instant::now() {
+            warn!(
+                "the Services are not known yet: until they are, the flow log takes connections as if no Service had an \
+                 annotation"
+            );
+            self.waits = None;
+        }
+        self.waits.is_some()
+    }
+
     /// Processes the events that wait, but at most [`AT_ONCE`], and queues the complete lines for the writer.
     fn collect(&mut self) {
+        if self.waits() {
+            return self.keep_events();
+        }
         for number in 1..=AT_ONCE {
             let Some(event) = self.unread.pop_front().or_else(|| self.events.next_event()) else { break };
             self.tracker.event(&event, &mut self.names);
@@ -219,11 +247,16 @@ impl Collector {
         self.found = self.found.wrapping_add(1);
         if self.found.is_multiple_of(ROOM_EACH) {
             self.pass_on();
-            while self.unread.len() < MAX_UNREAD
-                && let Some(event) = self.events.next_event()
-            {
-                self.unread.push_back(event);
-            }
+            self.keep_events();
+        }
+    }
+
+    /// Empties the ring buffer without processing the events.
+    fn keep_events(&mut self) {
+        while self.unread.len() < MAX_UNREAD
+            && let Some(event) = self.events.next_event()
+        {
+            self.unread.push_back(event);
         }
     }
 
@@ -236,7 +269,8 @@ impl Collector {
     }
 }
 
-/// Receives the flows of one GC pass. Holds the collector's lock from the beginning of the pass to its end.
+/// Receives the flows of one GC pass. Holds the collector's lock from the beginning of the pass to its end. Ignores the
+/// pass while the log waits for the policies.
 pub(crate) struct Pass<'a> {
     log: &'a FlowLog,
     collector: Option<MutexGuard<'a, Collector>>,
@@ -244,7 +278,11 @@ pub(crate) struct Pass<'a> {
 
 impl FlowWalk for Pass<'_> {
     fn begin(&mut self, now: Tick) {
-        let collector = self.collector.insert(self.log.lock());
+        let mut collector = self.log.lock();
+        if collector.waits() {
+            return;
+        }
+        let collector = self.collector.insert(collector);
         collector.names.refresh();
         collector.collect();
         collector.tracker.begin_pass();

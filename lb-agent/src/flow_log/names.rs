@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
     time::Duration,
 };
 
@@ -15,12 +15,23 @@ use super::tracker::{Names, Who};
 
 /// The flow log policy of each Service whose annotations set one. Clones share the same map.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Policies(Arc<RwLock<BTreeMap<ObjectName, FlowLogPolicy>>>);
+pub(crate) struct Policies(Arc<RwLock<KnownPolicies>>);
+
+#[derive(Debug, Default)]
+struct KnownPolicies {
+    policies: BTreeMap<ObjectName, FlowLogPolicy>,
+    /// Whether the policies of all Services are known.
+    is_complete: bool,
+    /// Number of changes so far.
+    changes: u64,
+}
 
 impl Policies {
     /// Updates the policies after changes of Services.
     pub(crate) fn note(&self, changes: &[Change]) {
-        let mut policies = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        known.changes += 1;
+        let policies = &mut known.policies;
         for change in changes {
             let Change::Service(name, service) = change else { continue };
             let settings = service.as_ref().and_then(|service| service.settings.as_ref());
@@ -35,12 +46,26 @@ impl Policies {
         }
     }
 
+    /// Must be called once all Services have been read.
+    pub(crate) fn set_complete(&self) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).is_complete = true;
+    }
+
+    /// Whether the policies of all Services are known.
+    pub(super) fn are_complete(&self) -> bool {
+        self.read().is_complete
+    }
+
     fn of(&self, name: &ObjectName) -> FlowLogPolicy {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(name).copied().unwrap_or_default()
+        self.read().policies.get(name).copied().unwrap_or_default()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, KnownPolicies> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Looks names up in the maps; caches them until the next [`Self::refresh`].
+/// Looks names up in the maps; caches them until the policies change, and until the next [`Self::refresh`].
 pub(super) struct MapNames {
     maps: ServiceMaps,
     policies: Policies,
@@ -48,11 +73,14 @@ pub(super) struct MapNames {
     only_annotated: bool,
     interval: Duration,
     known: HashMap<(u32, Address), Arc<Who>>,
+    /// Number of changes of the policies that `known` takes into account.
+    changes: u64,
 }
 
 impl MapNames {
     pub(super) fn new(maps: ServiceMaps, only_annotated: bool, interval: Duration) -> Self {
-        Self { maps, policies: Policies::default(), only_annotated, interval, known: HashMap::new() }
+        let policies = Policies::default();
+        Self { maps, policies, only_annotated, interval, known: HashMap::new(), changes: 0 }
     }
 
     pub(super) fn policies(&self) -> Policies {
@@ -86,6 +114,11 @@ impl MapNames {
 
 impl Names for MapNames {
     fn of(&mut self, service: u32, backend: &Address) -> Arc<Who> {
+        let changes = self.policies.read().changes;
+        if changes != self.changes {
+            self.refresh();
+            self.changes = changes;
+        }
         if let Some(known) = self.known.get(&(service, *backend)) {
             return Arc::clone(known);
         }

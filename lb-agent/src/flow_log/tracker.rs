@@ -158,6 +158,8 @@ struct Known {
     done: bool,
     /// Number of the last GC pass that showed the connection.
     pass: u32,
+    /// Number of the first GC pass that showed another flow in the connection's entries; 0 if none has.
+    replaced_in: u32,
     who: Arc<Who>,
 }
 
@@ -177,6 +179,16 @@ impl Known {
             end,
             total: volume(self.now, self.base),
             since_last: self.reported.map(|last| volume(self.now, last)),
+        }
+    }
+
+    /// Lets a later flow begin where this one has ended, in each direction in which the entry has continued the counters:
+    /// see [`Flow::continue_counters`].
+    fn continue_into(&self, later: &mut Self) {
+        for (direction, earlier) in self.now.into_iter().enumerate() {
+            if Flow::generation_in(earlier.traffic) < Flow::generation_in(later.now[direction].traffic) {
+                later.base[direction] = earlier;
+            }
         }
     }
 
@@ -304,30 +316,20 @@ impl Tracker {
             return;
         }
         let counters = [Counters::of(forward), reply.map(Counters::of).unwrap_or_default()];
-        let known = match self.flows.get_mut(from) {
-            Some(known) => known,
-            None => {
-                let who = names.of(forward.service, &forward.to.destination);
-                if !who.logged {
-                    return;
-                }
-                let mut known = adopted(forward, counters, who, now);
-                if self.pass == 1 {
-                    // Takes the connection for one that is older than the log, so only its traffic from now on counts.
-                    // If it is over, it gets no line, because it ended before the log began.
-                    known.base = counters;
-                    known.done = Phase::of_entry(forward, reply).is_over();
-                }
-                self.flows.entry(*from).or_insert(known)
+        if self.missed_replacement(from, forward, counters, reply.is_some())
+            && let Some(earlier) = self.flows.remove(from)
+        {
+            self.adopt(from, (forward, reply), counters, Some(&earlier), now, names);
+            if !earlier.done {
+                let reason = earlier.end_reason(EndReason::Replaced);
+                self.lines.push(earlier.line(from, Some(reason), now));
             }
-        };
+        } else if !self.flows.contains_key(from) {
+            self.adopt(from, (forward, reply), counters, None, now, names);
+        }
+        let Some(known) = self.flows.get_mut(from) else { return };
         known.pass = self.pass;
-        // If false, a new flow has replaced the connection in the flow table, and the events about that are still to be
-        // read.
-        let is_same = known.to.destination == forward.to.destination
-            && known.now[0].leads_to(counters[0])
-            && (reply.is_none() || known.now[1].leads_to(counters[1]));
-        if known.done || !is_same {
+        if known.done || known.replaced_in > 0 {
             return;
         }
         known.now[0] = counters[0];
@@ -348,6 +350,50 @@ impl Tracker {
             self.lines.push(known.line(from, None, now));
             (known.reported, known.reported_at) = (Some(known.now), now);
         }
+    }
+
+    /// Begins to follow a connection that the GC pass has found before any event, unless its Service is not logged.
+    /// `earlier` is the connection that it has replaced, if the tracker has followed that one.
+    fn adopt(
+        &mut self,
+        from: &Tuple,
+        (forward, reply): (&Flow, Option<&Flow>),
+        counters: Pair,
+        earlier: Option<&Known>,
+        now: u64,
+        names: &mut dyn Names,
+    ) {
+        let who = names.of(forward.service, &forward.to.destination);
+        if !who.logged {
+            return;
+        }
+        let mut known = adopted(forward, counters, who, now);
+        if let Some(earlier) = earlier {
+            earlier.continue_into(&mut known);
+        }
+        if self.pass == 1 {
+            // Takes the connection for one that is older than the log, so only its traffic from now on counts. If it is
+            // over, it gets no line, because it ended before the log began.
+            known.base = counters;
+            known.done = Phase::of_entry(forward, reply).is_over();
+        }
+        self.flows.insert(*from, known);
+    }
+
+    /// Whether the entries have belonged to another flow than the known connection since an earlier GC pass. So the
+    /// events about the end of the connection and the beginning of the other one were lost: the tracker reads events
+    /// before each pass. The first pass that finds another flow only notes it, because the events may come later.
+    fn missed_replacement(&mut self, from: &Tuple, forward: &Flow, counters: Pair, has_reply: bool) -> bool {
+        let Some(known) = self.flows.get_mut(from) else { return false };
+        let is_same = known.to.destination == forward.to.destination
+            && known.now[0].leads_to(counters[0])
+            && (!has_reply || known.now[1].leads_to(counters[1]));
+        if is_same {
+            known.replaced_in = 0;
+        } else if known.replaced_in == 0 {
+            known.replaced_in = self.pass;
+        }
+        known.replaced_in != 0 && known.replaced_in < self.pass
     }
 
     /// Handles the deletion of a flow by the GC pass.
@@ -392,6 +438,7 @@ fn adopted(forward: &Flow, counters: Pair, who: Arc<Who>, now: u64) -> Known {
         phase: Phase::Opening,
         done: false,
         pass: 0,
+        replaced_in: 0,
         who,
     }
 }
@@ -412,6 +459,7 @@ fn new(event: &FlowEvent, names: &mut dyn Names, pass: u32) -> Known {
         phase: Phase::Opening,
         done: false,
         pass,
+        replaced_in: 0,
         who: names.of(event.service, &event.to.destination),
     }
 }

@@ -9,6 +9,7 @@ use std::{
         unix::net::UnixListener,
     },
     path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -338,6 +339,52 @@ fn annotation_selects_services() {
 fn annotation_excludes_a_service() {
     // The connections to `web` end last, so the log would have those to `shop` before them.
     assert_logged(&[], "false", &[SHOP[1], WEB[0], WEB[1]], "web", 2);
+}
+
+/// The programs emit events from their attachment on, before the agent has read the Services and their annotations.
+#[test]
+fn annotations_apply_to_each_connection_after_a_restart() {
+    let annotated = ["--flow-log-services", "annotated"];
+    let mut bed = bed(&["pod1"], &annotated);
+    let mut shop = bed.service("shop", SHOP, &["pod1"]);
+    shop.annotations.push((ACCESS_LOG, "true".to_owned()));
+    bed.cluster.manifests.put(&shop).unwrap();
+    let client = bed.cluster.client.clone();
+    wait_for(SOON, || ask_briefly(&client, SHOP[0])).unwrap();
+    bed.agent.take().unwrap().kill().unwrap();
+
+    let stop = AtomicBool::new(false);
+    let (ready, connections) = thread::scope(|scope| {
+        let connecting = scope.spawn(|| {
+            let mut connections = Vec::new();
+            while !stop.load(Ordering::Relaxed) {
+                let begun = Instant::now();
+                let answer = Connection::open(&client, http(SHOP[0])).unwrap().ask().unwrap();
+                connections.push((begun, answer.local.port()));
+                thread::sleep(Duration::from_millis(5));
+            }
+            connections
+        });
+        start(&mut bed, &shop, &annotated);
+        let ready = Instant::now();
+        thread::sleep(Duration::from_secs(1));
+        stop.store(true, Ordering::Relaxed);
+        (ready, connecting.join().unwrap())
+    });
+    let later = connections.iter().filter(|(begun, _)| *begun > ready).map(|(_, port)| u64::from(*port));
+    let later: BTreeSet<u64> = later.collect();
+    assert!(!later.is_empty(), "{connections:?}");
+    let left = || {
+        let lines = lines(&bed.cluster);
+        let ended: BTreeSet<u64> = lines
+            .iter()
+            .filter(|line| line["event"] == "end")
+            .filter_map(|line| line["client_port"].as_u64())
+            .collect();
+        later.difference(&ended).copied().collect::<Vec<_>>()
+    };
+    let all = wait_for(SOON, || left().is_empty().then_some(()));
+    assert!(all.is_some(), "of {} connections these have no line: {:?}", later.len(), left());
 }
 
 #[test]

@@ -343,6 +343,44 @@ fn connection_that_begins_and_ends_during_the_first_pass_has_a_line() {
     assert_eq!(world.lines(), [], "it was logged");
 }
 
+/// The client uses its port again, and the events about the end of the first connection and the beginning of the second
+/// one are lost.
+#[test]
+fn connection_whose_beginning_was_lost_has_a_line() {
+    // With another backend the reverse entry is a new one, whose counters begin with 0.
+    for (first_is_logged, same_backend) in [(true, true), (false, true), (false, false)] {
+        let mut world = World::new();
+        world.event(FlowEventKind::Begun, 10 * SECOND);
+        world.send(100, 200, 10 * SECOND);
+        if first_is_logged {
+            world.close();
+        }
+        world.pass(15 * SECOND);
+        let closed = (Some(EndReason::Closed), 1, 100, 1, 200);
+        assert_eq!(world.ends(), if first_is_logged { vec![closed] } else { vec![] });
+
+        for flow in [&mut world.forward, &mut world.reply] {
+            let earlier = *flow;
+            flow.continue_counters(&earlier);
+            flow.seen = 0;
+        }
+        if !same_backend {
+            let to = Tuple { destination: Address::from_v4([10, 1, 0, 6]), ..world.forward.to };
+            world.forward.to = to;
+            let flags = flow_flags::reverse(0);
+            world.reply = Flow::new(&to.reversed(), &world.from.reversed(), 7, flags, Tick(0));
+        }
+        world.send(60, 70, 16 * SECOND);
+        world.pass(20 * SECOND);
+        assert_eq!(world.lines(), [], "the events may still come");
+        world.pass(25 * SECOND);
+        let replaced = (Some(EndReason::Replaced), 1, 100, 1, 200);
+        assert_eq!(world.ends(), if first_is_logged { vec![] } else { vec![replaced] });
+        world.tracker.deleted(&world.from, false, 400 * SECOND);
+        assert_eq!(world.ends(), [(Some(EndReason::Expired), 1, 60, 1, 70)]);
+    }
+}
+
 #[test]
 fn unlogged_services_have_no_lines() {
     let mut world = World::new();
