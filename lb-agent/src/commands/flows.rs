@@ -84,8 +84,8 @@ struct Report {
     unreadable: u64,
     /// Lines and events that the agents of all nodes have lost, according to the statistics that they write to the log.
     loss: Loss,
-    /// The losses that each node's last statistics give.
-    loss_before: BTreeMap<String, Loss>,
+    /// The counts of each node's last statistics: lines, and the losses.
+    counts_before: BTreeMap<String, [u64; 3]>,
 }
 
 /// Numbers of lines ([`StatsRecord::dropped_lines`]) and events ([`StatsRecord::lost_events`]) that agents have lost.
@@ -139,13 +139,16 @@ impl Report {
         }
     }
 
-    /// Adds what the node's agent has lost since its last statistics. An agent that starts again counts from 0.
+    /// Adds what the node's agent has lost since its last statistics. An agent that starts again counts from 0: this is
+    /// so if any of its counts has become smaller.
     fn note_loss(&mut self, stats: &StatsRecord<'_>) {
-        let now = Loss { lines: stats.dropped_lines, events: stats.lost_events };
-        let last = self.loss_before.insert(stats.node.clone().into_owned(), now).unwrap_or_default();
-        let since = |now: u64, last: u64| now.checked_sub(last).unwrap_or(now);
-        self.loss.lines = self.loss.lines.saturating_add(since(now.lines, last.lines));
-        self.loss.events = self.loss.events.saturating_add(since(now.events, last.events));
+        let now = [stats.lines, stats.dropped_lines, stats.lost_events];
+        let last = self.counts_before.insert(stats.node.clone().into_owned(), now).unwrap_or_default();
+        let has_restarted = now.iter().zip(last).any(|(now, last)| *now < last);
+        let [_, lines, events] =
+            if has_restarted { now } else { std::array::from_fn(|at| now[at] - last[at]) };
+        self.loss.lines = self.loss.lines.saturating_add(lines);
+        self.loss.events = self.loss.events.saturating_add(events);
     }
 
     fn add(&mut self, record: &Record<'_>, text: &[u8], ended: u64) {
@@ -369,15 +372,19 @@ mod tests {
     fn losses_of_all_nodes_and_of_restarted_agents_are_summed() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("flows.json");
-        let stats = |(node, dropped): (&str, u64)| {
+        let stats = |(node, lines, dropped): (&str, u64, u64)| {
             let lost = 10 * dropped;
             format!(
-                r#"{{"event":"stats","version":1,"time":"2026-11-25T12:00:00Z","node":"{node}","lines":1,"dropped_lines":{dropped},"lost_events":{lost}}}"#
+                r#"{{"event":"stats","version":1,"time":"2026-11-25T12:00:00Z","node":"{node}","lines":{lines},"dropped_lines":{dropped},"lost_events":{lost}}}"#
             ) + "\n"
         };
-        let lines: String = [("a", 3), ("b", 5), ("a", 7), ("b", 5), ("a", 2), ("a", 4)].map(stats).concat();
+        let before = [("a", 1, 3), ("b", 1, 5), ("a", 1000, 7), ("b", 1, 5)];
+        // Agent `a` has restarted twice. The second time it has soon lost more than before, but written fewer lines.
+        let after = [("a", 1000, 2), ("a", 1000, 4), ("a", 50, 10)];
+        let lines: String = before.into_iter().chain(after).map(stats).collect();
         fs::write(&file, lines).unwrap();
-        assert_eq!(report(&file, None, 20).loss, Loss { lines: 7 + 5 + 4, events: 10 * (7 + 5 + 4) });
+        let lost = 7 + 5 + 4 + 10;
+        assert_eq!(report(&file, None, 20).loss, Loss { lines: lost, events: 10 * lost });
     }
 
     #[test]
