@@ -24,6 +24,9 @@ pub enum DatapathError {
     /// Another monitor already reads the events; the text describes its process.
     #[error("another monitor ({0}) reads the events: stop it, or watch its output")]
     Watched(String),
+    /// The data plane was removed and created again after a monitor had opened its maps.
+    #[error("the maps were made anew, and the old ones get no more events: start again")]
+    MadeAnew,
     /// No data plane is pinned at this path.
     #[error(
         "no data plane in {0}: an agent that has just started creates it within seconds; if none runs, start \

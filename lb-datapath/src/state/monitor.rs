@@ -1,8 +1,12 @@
 //! Reads events of the programs from the ring buffer `EVENTS`; `MONITOR` makes the programs emit them.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::{
+    io,
+    os::fd::{AsRawFd, RawFd},
+    path::PathBuf,
+};
 
-use aya::maps::{MapData, RingBuf};
+use aya::maps::{MapData, MapInfo, RingBuf};
 use lb_common::{Event, monitor};
 
 use crate::{
@@ -26,6 +30,10 @@ pub struct Monitor {
     /// Start of this monitor in nanoseconds of `CLOCK_MONOTONIC`. Older events are left over from an earlier monitor.
     since: u64,
     lost_before: u64,
+    /// Path of the pin of `switch`.
+    pin: PathBuf,
+    /// Kernel id of `switch`.
+    id: u32,
     _lock: Lock,
 }
 
@@ -42,10 +50,13 @@ impl Monitor {
     /// Another monitor is running, or the maps cannot be opened.
     pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
         let lock = folder.lock_monitor()?;
-        let switch = Table::open(&layout::MONITOR, &folder.map("MONITOR"))?;
+        let pin = folder.map(layout::MONITOR.name);
+        let switch = Table::open(&layout::MONITOR, &pin)?;
+        let inspect = |error| DatapathError::file("inspect the pinned map", &pin, io::Error::other(error));
+        let id = MapInfo::from_pin(&pin).map_err(inspect)?.id();
         let ring = open_ring(folder)?;
         let since = monotonic_nanoseconds();
-        let mut monitor = Self { switch, ring, since, lost_before: 0, _lock: lock };
+        let mut monitor = Self { switch, ring, since, lost_before: 0, pin, id, _lock: lock };
         monitor.lost_before = monitor.lost_ever()?;
         monitor.extend()?;
         Ok(monitor)
@@ -54,8 +65,12 @@ impl Monitor {
     /// Makes the programs emit events for about three more seconds.
     ///
     /// # Errors
-    /// The map cannot be written.
+    /// The map cannot be written, or the data plane has other maps now.
     pub fn extend(&self) -> Result<(), DatapathError> {
+        // A missing pin is no error: the agent pins its maps again.
+        if MapInfo::from_pin(&self.pin).is_ok_and(|info| info.id() != self.id) {
+            return Err(DatapathError::MadeAnew);
+        }
         self.set(u64::from(Conntrack::now().0 + LEASE))
     }
 
@@ -105,6 +120,6 @@ impl AsRawFd for Monitor {
 
 fn open_ring(folder: &Folder) -> Result<RingBuf<MapData>, DatapathError> {
     let path = folder.map(layout::EVENTS.name);
-    let failed = |error| DatapathError::file("open the pinned map", &path, std::io::Error::other(error));
+    let failed = |error| DatapathError::file("open the pinned map", &path, io::Error::other(error));
     RingBuf::try_from(layout::EVENTS.open_by_aya(&path)?).map_err(failed)
 }

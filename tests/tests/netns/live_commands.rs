@@ -183,6 +183,42 @@ fn top_shows_traffic_by_service_and_backend_in_a_terminal() {
     );
 }
 
+/// The entries of all connections are gone at the end of the interval.
+#[test]
+fn top_counts_connections_that_end_within_a_long_interval() {
+    const SECONDS: u8 = 20;
+    let bed = Bed::with_web(&["pod2"]);
+    let page = thread::scope(|scope| {
+        let top = scope.spawn(|| bed.json(&["top", "--interval", &SECONDS.to_string()]));
+        for _ in 0..16 {
+            ask_http(&bed.cluster.client, http(WEB[0])).unwrap();
+            thread::sleep(Duration::from_millis(500));
+        }
+        bed.agent.as_ref().unwrap().ask(&["conntrack", "flush"]).unwrap();
+        top.join().unwrap()
+    });
+    let services = page.as_array().unwrap();
+    let web = services.iter().find(|service| service["name"] == "default/web:http/TCP").unwrap();
+    let begun = web["newFlows"].as_f64().unwrap() * f64::from(SECONDS);
+    // Those that begin before the first walk, or after the last walk before the flush, do not count.
+    assert!(begun > 4.0, "about 10 of 16 connections count: {web:#}");
+}
+
+/// A monitor of the maps that `cleanup` has removed would wait for ever.
+#[test]
+fn monitor_ends_when_the_maps_were_made_anew() {
+    let mut bed = Bed::with_web(&["pod2"]);
+    let mut monitor = Piped::start(&bed, &[]);
+    bed.agent.take().unwrap().kill().unwrap();
+    let bpffs = bed.cluster.bpffs(1);
+    // `cleanup` removes the maps, and cannot unmount the BPF file system while the monitor has a folder of it open.
+    let cleanup = agent::ask(&bed.cluster.node1, &bpffs, &["cleanup"]).unwrap_err().to_string();
+    assert!(cleanup.contains("cannot unmount"), "{cleanup}");
+    bed.start_agent();
+    let ended = wait_for(LIMIT, || monitor.0.try_wait().unwrap());
+    assert!(ended.is_some_and(|status| !status.success()), "{ended:?}");
+}
+
 /// A way to end `top`.
 #[derive(Clone, Copy, Debug)]
 enum End {

@@ -25,16 +25,20 @@ use super::{
 use crate::cli::{TableOrJson, TopArgs};
 use lb_datapath::{Conntrack, DatapathError, Ledger, Pinned};
 
+/// Maximum time between two walks through the flow table, well below the time that an entry stays in it: see
+/// [`lb_core::traffic`].
+const WALK: Duration = Duration::from_secs(5);
+
 /// Shows the traffic on the terminal until the user quits. With `--once`, `-o json` or no terminal, prints it once.
 pub(super) fn run(pinned: &Pinned, args: &TopArgs) -> anyhow::Result<()> {
     let interval = Duration::from_secs_f64(args.interval);
-    let mut source = Source { pinned, ledger: Ledger::default() };
+    let mut source = Source { pinned, ledger: Ledger::default(), walked: Instant::now() };
     let mut model = Model::default();
     // Rates are differences between two samples; this is the first one.
     model.update(source.sample()?, interval);
     if args.once || args.output == TableOrJson::Json || !io::stdout().is_terminal() {
         let started = Instant::now();
-        thread::sleep(interval);
+        source.wait(interval)?;
         model.update(source.sample()?, started.elapsed());
         return print_once(&model, args.output);
     }
@@ -45,12 +49,39 @@ pub(super) fn run(pinned: &Pinned, args: &TopArgs) -> anyhow::Result<()> {
 struct Source<'a> {
     pinned: &'a Pinned,
     ledger: Ledger,
+    /// When the ledger was last brought up to date.
+    walked: Instant,
 }
 
 impl Source<'_> {
-    fn sample(&mut self) -> Result<Sample, DatapathError> {
+    /// Waits, and keeps the ledger up to date meanwhile.
+    fn wait(&mut self, time: Duration) -> Result<(), DatapathError> {
+        let begun = Instant::now();
+        loop {
+            let left = time.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return Ok(());
+            }
+            thread::sleep(left.min(WALK));
+            self.keep_up()?;
+        }
+    }
+
+    /// Brings the ledger up to date, if that is due. Otherwise it would miss flows that begin and expire within a long
+    /// interval.
+    fn keep_up(&mut self) -> Result<(), DatapathError> {
+        if self.walked.elapsed() >= WALK { self.walk() } else { Ok(()) }
+    }
+
+    fn walk(&mut self) -> Result<(), DatapathError> {
         let conntrack: &Conntrack = self.pinned.conntrack();
         conntrack.tally(&mut self.ledger)?;
+        self.walked = Instant::now();
+        Ok(())
+    }
+
+    fn sample(&mut self) -> Result<Sample, DatapathError> {
+        self.walk()?;
         let contents = self.pinned.maps().contents()?;
         let services = service_view::services(&contents);
         let backends = services
@@ -74,7 +105,7 @@ fn look(
     let mut sampled = Instant::now();
     loop {
         screen.draw(|frame| view::draw(frame, model))?;
-        let left = interval.saturating_sub(sampled.elapsed());
+        let left = interval.saturating_sub(sampled.elapsed()).min(WALK);
         if event::poll(left).context("cannot read keys")? {
             let event = event::read().context("cannot read keys")?;
             if event.as_key_press_event().is_some_and(|pressed| press(model, pressed) == Next::Quit) {
@@ -86,6 +117,7 @@ fn look(
             model.update(sample, sampled.elapsed());
             sampled = Instant::now();
         }
+        source.keep_up()?;
     }
 }
 
