@@ -303,7 +303,7 @@ async fn sweep(
     let left = sweep.entries_left();
     observers.metrics.set_map("FLOWS", left.saturating_sub(overflowed), capacity);
     observers.metrics.set_map("CONNTRACK", overflowed, capacity);
-    observers.metrics.swept(sweep.flows_left(), expired, evicted);
+    observers.metrics.swept(sweep.flows_left(), sweep.expired_connections, evicted);
     debug!(entries, expired, evicted, restored, orphans, "garbage collection of connections");
     let text = (pressure > Pressure::NONE).then(|| {
         format!(

@@ -13,7 +13,7 @@ use lb_common::{
     protocol,
 };
 use lb_core::earlier_flows::EarlierFlows;
-use lb_datapath::{Conntrack, Datapath, Options, Recount};
+use lb_datapath::{Conntrack, Datapath, GcReport, Options, Recount};
 
 use super::{
     cost::cpu_time,
@@ -225,6 +225,19 @@ fn second_flow_without_a_first_one_is_deleted_after_a_minute() {
         assert_eq!(conntrack.table().count().unwrap(), left, "silent for {silent} s: {gc:?}");
         assert_eq!(gc.evicted, 0, "nothing had to make room");
     }
+}
+
+#[test]
+fn expired_masqueraded_connection_counts_once() {
+    let sandbox = Sandbox::new();
+    let conntrack = sandbox.open().conntrack();
+    let [_, expired] = around_timeout(Phase::Established);
+    let first = flow(protocol::TCP, 1, expired);
+    insert(&conntrack, &first);
+    insert(&conntrack, &second_of(&first, expired));
+    let passes = [NOW, Tick(NOW.0 + 100_000)].map(|now| conntrack.expire(now).unwrap());
+    let sum = |of: fn(&GcReport) -> usize| passes.iter().map(of).sum::<usize>();
+    assert_eq!((sum(|gc| gc.expired), sum(|gc| gc.expired_connections)), (2, 1), "{passes:?}");
 }
 
 /// A routed flow is masqueraded without a second flow: its forward entry also replaces the source. The VIP of a

@@ -45,7 +45,9 @@ pub struct GcReport {
     pub expired: usize,
     /// Number of tunnelled flows among the deleted ones.
     pub expired_tunnelled: usize,
-    /// Number of evicted flows among the deleted ones: deleted before they expired, to make room.
+    /// Number of connections among the deleted flows: all but the second flows of masqueraded connections.
+    pub expired_connections: usize,
+    /// Number of evicted connections: deleted before they expired, to make room.
     pub evicted: usize,
     /// How full the table was before the pass.
     pub pressure: Pressure,
@@ -297,7 +299,8 @@ impl<'a, 'w> Pass<'a, 'w> {
             report.expired_tunnelled += usize::from(reply.is_none());
             let evicted = seconds_left(flow, reply, *now) > 0;
             report.expired += 1;
-            report.evicted += usize::from(evicted);
+            report.expired_connections += usize::from(!flow.is_second());
+            report.evicted += usize::from(evicted && !flow.is_second());
             if let Some(walk) = walk.as_mut().filter(|_| is_of_service(flow)) {
                 walk.deleted(key, evicted);
             }
