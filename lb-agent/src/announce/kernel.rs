@@ -34,22 +34,28 @@ impl Kernel {
 
     /// Attaches the program to exactly the devices of `places`, and joins exactly the multicast groups at which
     /// neighbour solicitations for the addresses of `places` arrive. Returns the programs' counters and conflicts, by
-    /// address and device.
+    /// address and device, and the devices that have no program, because it could not be attached.
     pub(super) fn serve(
         &mut self,
         places: &BTreeMap<AnnounceKey, Wire>,
-    ) -> Result<BTreeMap<AnnounceKey, Heard>, DatapathError> {
+    ) -> Result<(BTreeMap<AnnounceKey, Heard>, BTreeSet<u32>), DatapathError> {
         let devices: BTreeSet<u32> = places.keys().map(|key| key.device).collect();
         let failed = self.attacher.sync(&devices)?;
         if self.socket.is_none() && !places.is_empty() {
             self.socket = Some(AnnounceSocket::open()?);
         }
-        let unserved = failed.iter().map(|(device, error)| {
-            format!("device {device}: {error}; its addresses are not announced there yet")
-        });
+        let unserved = failed
+            .iter()
+            .map(|(device, error)| format!("no address is announced at layer 2 on device {device}: {error}"));
         let failures: Vec<String> = unserved.chain(self.join_groups(places)).collect();
         warn_new(&mut self.failures, &failures);
-        self.maps.heard(|key| places.contains_key(key))
+        let heard = self.maps.heard(|key| places.contains_key(key))?;
+        Ok((heard, failed.into_iter().map(|(device, _)| device).collect()))
+    }
+
+    /// What the last call of [`Self::serve`] could not do, as sentences.
+    pub(super) fn failures(&self) -> &[String] {
+        &self.failures
     }
 
     /// Joins the groups of `places`, and leaves all others. Returns why some cannot be joined.

@@ -27,6 +27,7 @@ use std::{
     convert::Infallible,
     future,
     net::IpAddr,
+    ops::RangeInclusive,
     sync::Arc,
     time::Duration,
 };
@@ -116,6 +117,8 @@ pub struct Announcer {
     places: BTreeMap<AnnounceKey, Wire>,
     /// This node's rights to announce at the last update, by address.
     rights: BTreeMap<IpAddr, Right>,
+    /// Interface indices of the devices to which the program could not be attached: nobody answers there.
+    broken: BTreeSet<u32>,
     /// The announcements of this node, by address and device.
     held: BTreeMap<AnnounceKey, Held>,
     /// Time of the last logged conflict per address and device, so that each conflict is logged once.
@@ -133,6 +136,8 @@ pub struct Announcer {
     missed: Missed,
     /// The last condition about voters that this node misses, if any.
     voters: Vec<String>,
+    /// The last conditions about what keeps this node from announcing addresses.
+    conditions: Vec<String>,
 }
 
 impl Announcer {
@@ -163,6 +168,7 @@ impl Announcer {
             devices: None,
             places: BTreeMap::new(),
             rights: BTreeMap::new(),
+            broken: BTreeSet::new(),
             held: BTreeMap::new(),
             logged: BTreeMap::new(),
             in_use: true,
@@ -171,6 +177,7 @@ impl Announcer {
             bound: Vec::new(),
             missed: Missed::default(),
             voters: Vec::new(),
+            conditions: Vec::new(),
         })
     }
 
@@ -269,11 +276,22 @@ impl Announcer {
             let of = |candidacy: &Candidacy| (candidacy.address, candidacy.nodes.clone());
             let candidates = self.candidacies.iter().map(of).collect();
             peers.leases().set_candidates(candidates, Announcements::now());
-            let unserved = self.candidacies.iter().filter(|candidacy| !candidacy.is_served_here);
-            peers.leases().set_unserved(unserved.map(|candidacy| candidacy.address).collect());
         }
         self.places = self.places();
+        self.decline();
         self.report_bound();
+    }
+
+    /// Determines for which addresses this node does not ask the other members: those that its kernel does not serve,
+    /// and those for which no device has the program.
+    fn decline(&mut self) {
+        let Some(peers) = &mut self.peers else { return };
+        let (places, broken) = (&self.places, &self.broken);
+        let has_place =
+            |address: IpAddr| places.range(keys(address)).any(|(key, _)| !broken.contains(&key.device));
+        let is_unserved = |candidacy: &&Candidacy| !candidacy.is_served_here || !has_place(candidacy.address);
+        let unserved = self.candidacies.iter().filter(is_unserved).map(|candidacy| candidacy.address);
+        peers.leases().set_unserved(unserved.collect());
     }
 
     /// Reports announced addresses that a device of this node has, and logs those that the last report did not have.
@@ -322,17 +340,20 @@ impl Announcer {
             peers.send(&questions);
         }
         self.propose();
-        self.report_voters();
+        self.report_conditions();
     }
 
-    /// Reports that this node misses too many voters, and logs it when that begins.
-    fn report_voters(&mut self) {
-        let Some(peers) = &self.peers else { return };
-        let conditions: Vec<String> =
-            peers.missed(&mut self.missed, Announcements::now()).into_iter().collect();
-        if conditions != self.voters {
-            warn_new(&mut self.voters, &conditions);
-            self.state.set_voter_conditions(conditions);
+    /// Reports what keeps this node from announcing addresses. Logs that it misses too many voters, when that begins.
+    /// (The other conditions are logged already.)
+    fn report_conditions(&mut self) {
+        let missed =
+            self.peers.as_ref().and_then(|peers| peers.missed(&mut self.missed, Announcements::now()));
+        let missed: Vec<String> = missed.into_iter().collect();
+        warn_new(&mut self.voters, &missed);
+        let conditions = [&missed, self.kernel.failures()].concat();
+        if conditions != self.conditions {
+            self.state.set_announcer_conditions(conditions.clone());
+            self.conditions = conditions;
         }
     }
 
@@ -382,10 +403,14 @@ impl Announcer {
             self.report(&BTreeMap::new(), now);
             return Ok(());
         }
-        let heard = self.kernel.serve(&self.places)?;
+        let (heard, broken) = self.kernel.serve(&self.places)?;
+        if broken != self.broken {
+            self.broken = broken;
+            self.decline();
+        }
         let mut records = BTreeMap::new();
         let mut held = BTreeMap::new();
-        for (key, wire) in &self.places {
+        for (key, wire) in self.places.iter().filter(|(key, _)| !self.broken.contains(&key.device)) {
             let Some(right) = self.rights.get(&IpAddr::from(key.address)) else { continue };
             let known = self.held.get(key).copied();
             let it = Held::after(known, wire.mac, right, heard.get(key), now);
@@ -470,16 +495,12 @@ impl Announcer {
     fn report(&self, heard: &BTreeMap<AnnounceKey, Heard>, now: Nanos) {
         let report = |candidacy: &Candidacy| {
             let (address, right) = (candidacy.address, self.rights.get(&candidacy.address));
-            let all = AnnounceKey { address: address.into(), device: 0 }..=AnnounceKey {
-                address: address.into(),
-                device: u32::MAX,
-            };
             Facts {
                 owner: self.owner(address, right, now),
                 deadline: right.map(|right| right.deadline),
-                places: self.places.range(all.clone()).map(|(_, wire)| wire).collect(),
-                held: self.held.range(all.clone()).map(|(_, held)| held).collect(),
-                heard: heard.range(all).map(|(_, heard)| heard).collect(),
+                places: self.places.range(keys(address)).map(|(_, wire)| wire).collect(),
+                held: self.held.range(keys(address)).map(|(_, held)| held).collect(),
+                heard: heard.range(keys(address)).map(|(_, heard)| heard).collect(),
             }
             .report(candidacy, now)
         };
@@ -496,4 +517,10 @@ impl Announcer {
             Some(_) | None => right.map(|_| &self.node),
         }
     }
+}
+
+/// The keys that the records of an address may have, for any device.
+fn keys(address: IpAddr) -> RangeInclusive<AnnounceKey> {
+    let of = |device| AnnounceKey { address: address.into(), device };
+    of(0)..=of(u32::MAX)
 }

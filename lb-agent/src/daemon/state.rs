@@ -68,7 +68,7 @@ struct Inner {
     bgp_announcements: Vec<AnnouncementReport>,
     bgp_conditions: Vec<String>,
     bound_conditions: Vec<String>,
-    voter_conditions: Vec<String>,
+    announcer_conditions: Vec<String>,
     coverage_conditions: Vec<String>,
     unannounced: Vec<AnnouncementReport>,
 }
@@ -85,7 +85,7 @@ impl Inner {
             announce_conditions,
             bgp_conditions,
             bound_conditions,
-            voter_conditions,
+            announcer_conditions,
             healthz,
             unserved,
             ..
@@ -96,7 +96,10 @@ impl Inner {
             ("node", node_conditions.iter().collect()),
             ("devices", device_conditions.iter().collect()),
             ("addresses", address_conditions.iter().collect()),
-            ("layer2", announce_conditions.iter().chain(bound_conditions).chain(voter_conditions).collect()),
+            (
+                "layer2",
+                announce_conditions.iter().chain(bound_conditions).chain(announcer_conditions).collect(),
+            ),
             ("bgp", bgp_conditions.iter().collect()),
             ("healthz", healthz.iter().filter_map(|healthz| healthz.problem.as_ref()).collect()),
             ("listeners", unserved.values().collect()),
@@ -207,9 +210,9 @@ impl State {
         self.lock().bound_conditions = conditions;
     }
 
-    /// Replaces the condition about voters that this node misses; there is one at most.
-    pub(crate) fn set_voter_conditions(&self, conditions: Vec<String>) {
-        self.lock().voter_conditions = conditions;
+    /// Replaces the conditions about what keeps this node from announcing addresses at layer 2.
+    pub(crate) fn set_announcer_conditions(&self, conditions: Vec<String>) {
+        self.lock().announcer_conditions = conditions;
     }
 
     /// Replaces the conditions about addresses that no advertisement covers, and the reports on these addresses.

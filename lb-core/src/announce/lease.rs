@@ -151,6 +151,8 @@ pub struct Leases {
     asks_since: Option<Nanos>,
     /// The addresses that the data plane of this member does not serve.
     unserved: BTreeSet<IpAddr>,
+    /// For each address, the better candidate that this member waits for, and since when that one has not asked for it.
+    awaited: BTreeMap<IpAddr, (Arc<str>, Nanos)>,
     /// Until this time this member grants nothing, since it may have made promises before its start.
     mute_until: Nanos,
     promises: BTreeMap<IpAddr, Promise>,
@@ -187,6 +189,8 @@ struct Peer {
     /// The addresses that the peer has declined ([`Ask::declines`]) within [`Timing::settle`], each with the time at
     /// which this member last received that.
     declined: BTreeMap<IpAddr, Nanos>,
+    /// The addresses that this member has waited for the peer to ask for, in vain: see [`Leases::pass_over`].
+    passed_over: BTreeSet<IpAddr>,
 }
 
 #[derive(Clone, Debug)]
@@ -200,7 +204,18 @@ impl Peer {
         let freshness = Freshness::new(challenges);
         let (heard, echo, since, generation) = (None, None, 0, (0, 0));
         let declined = BTreeMap::new();
-        Self { heard, freshness, echo, since, generation, retired: false, devices: None, declined }
+        let passed_over = BTreeSet::new();
+        Self {
+            heard,
+            freshness,
+            echo,
+            since,
+            generation,
+            retired: false,
+            devices: None,
+            declined,
+            passed_over,
+        }
     }
 }
 
@@ -225,6 +240,7 @@ impl Leases {
             candidates: BTreeMap::new(),
             asks_since: None,
             unserved: BTreeSet::new(),
+            awaited: BTreeMap::new(),
             mute_until: now + timing.promise,
             promises: BTreeMap::new(),
             id: QuestionId { incarnation, number: 0 },
@@ -376,6 +392,7 @@ impl Leases {
         if self.asks_since.is_none() {
             return Vec::new();
         }
+        self.pass_over(now);
         let wants: Vec<IpAddr> =
             self.candidates.keys().copied().filter(|address| self.wants(*address, now)).collect();
         let declined = self.unserved.iter().copied().filter(|address| self.is_best(*address, now));
@@ -398,6 +415,27 @@ impl Leases {
             self.count(&this, &answer, now);
         }
         asks
+    }
+
+    /// Passes over each better candidate that has been alive for twice [`Timing::silence`] without asking for its
+    /// address. It does not know that it should: for example, it has started while a pool could not be read, and the
+    /// others have the pool's last good state. If it asks later, the owner yields to it.
+    fn pass_over(&mut self, now: Nanos) {
+        let awaits = |(address, candidates): (&IpAddr, &Vec<Arc<str>>)| {
+            let best = candidates.iter().find(|node| self.is_available(node, *address, now, 0))?;
+            let since =
+                self.awaited.get(address).filter(|(node, _)| node == best).map_or(now, |(_, since)| *since);
+            (*best != self.this).then(|| (*address, (Arc::clone(best), since)))
+        };
+        self.awaited = self.candidates.iter().filter_map(awaits).collect();
+        let patience = 2 * self.timing.silence;
+        for (address, (node, since)) in &self.awaited {
+            if now.saturating_sub(*since) >= patience
+                && let Some(peer) = self.others.get_mut(node)
+            {
+                peer.passed_over.insert(*address);
+            }
+        }
     }
 
     /// Splits the addresses to ask for, to give back and to decline into questions that fit into a packet each.
@@ -455,6 +493,12 @@ impl Leases {
         let settle = self.timing.settle;
         peer.declined.retain(|_, at| now.saturating_sub(*at) < settle);
         peer.declined.extend(ask.declines.iter().map(|address| (*address, now)));
+        for address in &ask.wants {
+            peer.passed_over.remove(address);
+            if let Some((_, since)) = self.awaited.get_mut(address).filter(|(node, _)| node == from) {
+                *since = now;
+            }
+        }
         if peer.generation.0 != ask.generation {
             peer.generation = (ask.generation, now);
         }
@@ -506,6 +550,7 @@ impl Leases {
         let Some(peer) = self.others.get_mut(from) else { return };
         if peer.heard.is_none_or(|heard| now.saturating_sub(heard) >= silence) {
             peer.since = now;
+            peer.passed_over.clear();
         }
         peer.heard = Some(now);
     }
@@ -531,12 +576,15 @@ impl Leases {
     }
 
     /// Like [`Self::lives`]; also, `node` has not declined the address for that long, and for [`Timing::silence`] at
-    /// least: its next question repeats that it declines.
+    /// least: its next question repeats that it declines. And this member has not passed it over.
     fn is_available(&self, node: &Arc<str>, address: IpAddr, now: Nanos, settled: Nanos) -> bool {
-        let declined = self.others.get(node).and_then(|peer| peer.declined.get(&address));
         let patience = settled.max(self.timing.silence);
-        let declines = declined.is_some_and(|at| now.saturating_sub(*at) < patience);
-        self.lives(node, now, settled) && !declines
+        let refuses = |peer: &Peer| {
+            let declined = peer.declined.get(&address);
+            declined.is_some_and(|at| now.saturating_sub(*at) < patience)
+                || peer.passed_over.contains(&address)
+        };
+        self.lives(node, now, settled) && !self.others.get(node).is_some_and(refuses)
     }
 
     /// Whether this member asks for the address: it is the best candidate, and serves the address.

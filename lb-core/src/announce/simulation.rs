@@ -511,6 +511,43 @@ fn owner_stays_until_a_better_member_that_has_restarted_knows_the_candidates() {
     }
 }
 
+/// The best member restarts without the address among those that it may announce, because it cannot read the pool.
+#[test]
+fn owner_stays_while_a_better_member_does_not_ask_for_the_address() {
+    for seed in 0..20 {
+        let mut world = World::new(3, seed, Prefer::Single, 5);
+        world.run(8 * SECOND);
+        world.kill(0);
+        world.members[0].written = None;
+        world.run(4 * SECOND);
+        assert_eq!(world.answering(), [1]);
+        world.restart(0);
+        let now = world.members[0].clock(world.time);
+        world.members[0].leases.set_candidates(BTreeMap::new(), now);
+        for _ in 0..1_500 {
+            world.run(STEP);
+            assert_eq!(world.answering(), [1], "seed {seed}, at {} ms", world.time / MILLISECOND);
+        }
+        let (now, candidates) = (world.members[0].clock(world.time), world.candidates());
+        world.members[0].leases.set_candidates(candidates, now);
+        world.run(2 * SECOND);
+        assert_eq!(world.answering(), [0], "seed {seed}");
+    }
+}
+
+/// All members start at once, and the best one cannot read the pool.
+#[test]
+fn next_member_announces_soon_if_the_best_one_does_not_ask() {
+    for seed in 0..50 {
+        let mut world = World::new(3, seed, Prefer::Single, 5);
+        let now = world.members[0].clock(0);
+        world.members[0].leases.set_candidates(BTreeMap::new(), now);
+        assert!(world.until_answered(10 * SECOND) < 4 * SECOND, "seed {seed}");
+        world.run(2 * SECOND);
+        assert_eq!(world.answering(), [1], "seed {seed}");
+    }
+}
+
 #[test]
 fn planned_handover_takes_less_than_a_second() {
     let mut world = World::new(3, 9, Prefer::Single, 0);

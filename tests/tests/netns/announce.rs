@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeSet,
     fmt::Write as _,
+    fs,
     net::{IpAddr, SocketAddr, TcpStream},
     path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
@@ -11,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use lb_common::LAYOUT_VERSION;
 use lb_tests::{
     StopOnDrop,
     agent::{Agent, Settings},
@@ -304,6 +306,32 @@ fn multicast_group_that_cannot_be_joined_is_logged_once() {
     // The agent tries again every 200 ms.
     thread::sleep(Duration::from_secs(1) * patience());
     assert_eq!(times(), 1, "{}", log());
+}
+
+/// Something else has the path at which the agent pins the link of its program.
+#[test]
+fn node_whose_program_cannot_be_attached_leaves_its_addresses_to_another() {
+    let (mut segment, sniffer, owner) = three();
+    segment.agents[owner - 1].take().unwrap().kill().unwrap();
+    wait_for_takeover(&sniffer);
+    let (next, _) = segment.owner(SOON, |number| number != owner);
+    let members = segment.members();
+    let settings = segment.settings(owner, &members.iter().map(String::as_str).collect::<Vec<_>>());
+    let links = settings.bpffs.join(format!("lb/v{LAYOUT_VERSION}/links"));
+    let pins = fs::read_dir(links).unwrap().map(|entry| entry.unwrap().path());
+    let pin = pins.filter(|path| path.to_str().unwrap().ends_with("-announce")).min().unwrap();
+    fs::remove_file(&pin).unwrap();
+    fs::create_dir(&pin).unwrap();
+    let agent = Agent::start(&segment.nodes[owner - 1], settings).unwrap();
+    let problems = || {
+        let status = agent.json(&["status"]).unwrap()["agent"]["problems"].to_string();
+        status.contains("no address is announced at layer 2 on device").then_some(())
+    };
+    wait_for(SOON, problems).unwrap_or_else(|| panic!("{}", agent.log()));
+    // Longer than an owner waits before it yields to a better node.
+    thread::sleep(Duration::from_secs(10));
+    assert_eq!(segment.owner(SOON, |_| true).0, next, "{}", agent.log());
+    assert_turns(&sniffer, &[(owner, false), (next, true)]);
 }
 
 /// The map `SERVICES` has no room for the Service, so the node would drop the packets of clients.
