@@ -12,20 +12,31 @@ pub struct TokenBucket {
     pub burst: u64,
 }
 
+/// How much later than any time that a bucket can have its state may be, in ns: the clocks of other CPUs may be ahead.
+const SLACK: u64 = 1_000_000_000;
+
 impl TokenBucket {
     /// Takes a token at `now` (ns) from a bucket that will be full at `full_at` (0 for a bucket without state). Returns
     /// the time at which the bucket will be full after that, or `None` if it has no token.
     #[inline(always)]
     pub const fn take(&self, full_at: u64, now: u64) -> Option<u64> {
-        let from = if full_at > now { full_at } else { now };
+        let from = if self.is_missing_tokens(full_at, now) { full_at } else { now };
         let full_at = from + self.interval;
         if full_at - now > self.burst * self.interval { None } else { Some(full_at) }
     }
 
+    /// Whether the bucket is not full. A state that is too late for this bucket is that of an earlier, slower limit:
+    /// the bucket then counts as full, because it could have no token for as long as the earlier limit lasts.
+    const fn is_missing_tokens(&self, full_at: u64, now: u64) -> bool {
+        full_at > now && full_at - now <= self.burst * self.interval + SLACK
+    }
+
     /// Number of tokens in the bucket at `now`.
     pub const fn left(&self, full_at: u64, now: u64) -> u64 {
-        let missing = full_at.saturating_sub(now).div_ceil(self.interval);
-        self.burst.saturating_sub(missing)
+        if !self.is_missing_tokens(full_at, now) {
+            return self.burst;
+        }
+        self.burst.saturating_sub((full_at - now).div_ceil(self.interval))
     }
 }
 
@@ -54,6 +65,16 @@ mod tests {
     fn full_bucket_has_as_many_tokens_as_its_burst() {
         let bucket = TokenBucket { interval: SECOND / 3, burst: 3 };
         assert_eq!(taken(bucket, std::iter::repeat_n(5, 10)), [5; 3]);
+    }
+
+    #[test]
+    fn bucket_that_a_slower_limit_has_emptied_is_full() {
+        let bucket = TokenBucket { interval: SECOND / 1000, burst: 1000 };
+        let now = 77 * SECOND;
+        assert_eq!(bucket.left(now + 60 * SECOND, now), 1000);
+        assert_eq!(bucket.take(now + 60 * SECOND, now), Some(now + SECOND / 1000));
+        // Another CPU, whose clock is ahead, has just taken the last token.
+        assert_eq!((bucket.left(now + SECOND + 1, now), bucket.take(now + SECOND + 1, now)), (0, None));
     }
 
     #[test]

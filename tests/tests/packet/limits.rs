@@ -137,6 +137,19 @@ fn tokens_return_with_time() {
 }
 
 #[test]
+fn raised_limit_applies_at_once() {
+    const MANY: ConnectionRate = ConnectionRate { connections: 1000, seconds: 1 };
+    each("a limit that is raised", |bed, family| {
+        limited(bed, family, TWO, ONE);
+        let client = family.client().ip();
+        begins(bed, family, &syn(family, client, 1000));
+        is_dropped(bed, &syn(family, client, 1001));
+        bed.insert("LIMITS", ID, ConnectionLimits { service: MANY, client: MANY });
+        begins(bed, family, &syn(family, client, 1001));
+    });
+}
+
+#[test]
 fn limited_connections_of_an_internal_client_are_limited_too() {
     each("an internal client", |bed, family| {
         limited(bed, family, ConnectionRate::NONE, ONE);
