@@ -88,7 +88,7 @@ impl<T: Tables> Walk<'_, T> {
     pub(super) fn begun(&self, request: &AdmittedFlow, backend: &Backend) -> WalkResult<(Flow, Source)> {
         let Question { tuple: from, now, .. } = self.question;
         let (client, vip) = (&from.source, from.destination);
-        let may_tunnel = self.fallback(client)?.is_some();
+        let may_tunnel = self.fallback(client)?.is_some() && !self.tables.is_node(client)?;
         let device = self.tables.device(self.question.device)?;
         let in_range = self.settings()?.is_some_and(|settings| settings.service_ranges.contains(&vip));
         let caught = device.is_some_and(|device| forwarding::is_caught(&device, || in_range));

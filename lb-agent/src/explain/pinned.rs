@@ -77,6 +77,10 @@ impl Tables for PinnedTables {
         Ok(self.maps.service_maps.source_ranges().get(&key)?.is_some())
     }
 
+    fn is_node(&self, address: &Address) -> Result<bool, DatapathError> {
+        Ok(self.maps.peers.get(address)?.is_some())
+    }
+
     fn limits(&self, service: u32) -> Result<Option<ConnectionLimits>, DatapathError> {
         self.maps.service_maps.limits().get(&service)
     }

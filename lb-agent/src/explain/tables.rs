@@ -38,6 +38,8 @@ pub trait Tables {
     fn dns_intercept(&self, key: &ServiceKey) -> Result<Option<DnsIntercept>, DatapathError>;
     /// The current time in ns of `CLOCK_MONOTONIC`, the clock of `LIMIT_BUCKETS` and `DNS_INTERCEPT`.
     fn nanos(&self) -> u64;
+    /// Whether the address is that of another node: whether `PEERS` contains it.
+    fn is_node(&self, address: &Address) -> Result<bool, DatapathError>;
     /// Whether `INSIDE_DEVICES` contains the device: if so, packets that enter through it come from internal clients.
     fn is_internal_device(&self, device: u32) -> Result<bool, DatapathError>;
     /// The entry of `DEVICES` for an interface index.

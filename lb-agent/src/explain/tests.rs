@@ -74,6 +74,10 @@ impl Tables for Shelf {
         Ok(self.source_allowed && *client == self.settings.source_v4)
     }
 
+    fn is_node(&self, _: &Address) -> Result<bool, DatapathError> {
+        Ok(false)
+    }
+
     fn limits(&self, _: u32) -> Result<Option<ConnectionLimits>, DatapathError> {
         Ok(self.limits)
     }

@@ -31,6 +31,8 @@ pub struct ProgramView {
     pub limit_buckets: Table<ServiceClient, u64>,
     /// Addresses and ports of node-local DNS, for queries and for answers: the map `DNS_INTERCEPT`.
     pub dns_intercepts: Table<ServiceKey, DnsIntercept>,
+    /// Addresses of other nodes that may send tunnelled packets: the map `PEERS`.
+    pub peers: Table<Address, u32>,
     /// Devices of internal clients: the map `INSIDE_DEVICES`.
     pub internal_devices: Table<u32, u32>,
     /// Devices that programs know: the map `DEVICES`.
@@ -58,6 +60,7 @@ impl ProgramView {
             affinity: Table::open(&layout::AFFINITY, &folder.map("AFFINITY"))?,
             limit_buckets: Table::open(&layout::LIMIT_BUCKETS, &folder.map("LIMIT_BUCKETS"))?,
             dns_intercepts: Table::open(&layout::DNS_INTERCEPT, &folder.map("DNS_INTERCEPT"))?,
+            peers: Table::open(&layout::PEERS, &folder.map("PEERS"))?,
             internal_devices: Table::open(&layout::INSIDE_DEVICES, &folder.map("INSIDE_DEVICES"))?,
             devices: Table::open(&layout::DEVICES, &folder.map("DEVICES"))?,
             handover: Table::open(&layout::HANDOVER, &folder.map("HANDOVER"))?,

@@ -52,8 +52,14 @@ pub(crate) fn is_in_service_range(address: &Address) -> bool {
 /// Whether the address belongs to a node that may send tunnelled packets.
 #[inline(always)]
 pub(crate) fn is_peer(address: &Address) -> bool {
+    is_in(address, Ranges::Peers) || is_node(address)
+}
+
+/// Whether the address is that of another node. (A network of peers may also contain clients.)
+#[inline(always)]
+pub(crate) fn is_node(address: &Address) -> bool {
     // SAFETY: the program does not read the element.
-    is_in(address, Ranges::Peers) || unsafe { PEERS.get(address) }.is_some()
+    unsafe { PEERS.get(address) }.is_some()
 }
 
 /// Sets of networks in the settings.

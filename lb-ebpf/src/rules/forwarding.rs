@@ -32,7 +32,7 @@ pub enum Forwarding {
 
 /// How packets from `client` reach `backend`. `caught` is whether the flow [is caught](is_caught). `masquerade` is
 /// whether the service masquerades the client. `dsr` is whether backends on other nodes answer the client directly.
-/// `may_tunnel` is whether this node has an address to tunnel from.
+/// `may_tunnel` is whether this node has an address to tunnel from, and the client is no node.
 #[inline(always)]
 pub fn forwarding(
     client: &Address,

@@ -223,6 +223,22 @@ fn checksum_complete_stays_correct_in_a_tunnel() {
     });
 }
 
+/// A process of another node, or a pod there that the node masquerades, uses a node port of this node.
+#[test]
+fn client_that_is_a_node_gets_no_tunnel() {
+    each_on_wires("a node as client", |bed, family| {
+        bed.settings(&settings(Kind::Ipip));
+        service(bed, family.vip(), TCP, &[family.backend()], backend_flags::PEER);
+        let syn = Packet::tcp(family.client(), family.vip(), 1000, b"").syn();
+        bed.insert("PEERS", Address::from(family.client().ip()), 1_u32);
+        bed.arrive(Mode::Native, &syn).check(XDP_TX, &[(NewRoutedFlow, 1)]);
+        bed.clear_flows();
+        bed.clear::<Address, u32>("PEERS");
+        bed.arrive(Mode::Native, &syn).check(XDP_TX, &[(NewTunnelledFlow, 1)]);
+        bed.clear_services();
+    });
+}
+
 #[test]
 fn internal_clients_and_local_backends_get_no_tunnel() {
     each_on_wires("no tunnel", |bed, family| {

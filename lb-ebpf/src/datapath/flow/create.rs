@@ -199,9 +199,14 @@ fn masquerade_caught(context: &HookContext, setup: &mut FlowSetup) -> Result<(),
     Ok(())
 }
 
-/// Makes the flow a tunnelled one; returns false as long as the agent has set no address of the node in this family.
+/// Makes the flow a tunnelled one; returns false if the client is a node, and as long as the agent has set no address of
+/// the node in this family. (If a client on the backend's node had a tunnel, that node would get a packet from itself,
+/// and the answer would not pass a program that restores the virtual address.)
 #[inline(never)]
 fn set_tunnel_ends(setup: &mut FlowSetup) -> bool {
+    if settings::is_node(&setup.from.source) {
+        return false;
+    }
     let is_v4 = setup.from.source.is_v4();
     let (Some(settings), Ok(source)) = (settings::current(), masquerade::fallback(is_v4)) else {
         return false;

@@ -80,6 +80,10 @@ impl Tables for TestbedTables<'_> {
         Ok(self.is_allowed(service, client))
     }
 
+    fn is_node(&self, address: &Address) -> Result<bool, DatapathError> {
+        Ok(self.get::<_, u32>("PEERS", address).is_some())
+    }
+
     fn limits(&self, service: u32) -> Result<Option<ConnectionLimits>, DatapathError> {
         Ok(self.get("LIMITS", &service))
     }
