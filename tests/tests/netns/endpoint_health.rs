@@ -18,7 +18,7 @@ use lb_tests::{
     http as http_client,
     manifests::Service,
     netns::Netns,
-    patience, wait_for,
+    patience, wait_for, within,
 };
 use serde_json::Value;
 
@@ -213,7 +213,7 @@ fn unanswered_connections_bring_a_probe_forward() {
         })
         .collect();
     let unhealthy = || Some(report(&bed)).filter(|report| report["unhealthy"] == 1);
-    let found = wait_for(Duration::from_secs(20), unhealthy).unwrap_or_else(|| panic!("{}", report(&bed)));
+    let found = within(Duration::from_secs(20), unhealthy).unwrap_or_else(|| panic!("{}", report(&bed)));
     assert!(found["failing"].to_string().contains("no answer"), "{found}");
     for client in clients {
         assert_eq!(client.join().unwrap().unwrap().server, "pod3");

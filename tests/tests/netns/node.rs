@@ -17,7 +17,7 @@ use lb_tests::{
     icmp::ping,
     manifests::{Exposure, Type},
     netns::Netns,
-    wait_for,
+    wait_for, within,
 };
 use serde_json::Value;
 use tokio::time::timeout;
@@ -64,7 +64,7 @@ fn texts(addresses: &[&str]) -> BTreeSet<String> {
 /// Waits until exactly these addresses serve the node port.
 fn assert_soon_served_at(bed: &Bed, addresses: &[&str], why: &str) {
     let expected = texts(addresses);
-    let reached = wait_for(SOON, || (node_ports(bed) == expected).then_some(()));
+    let reached = within(SOON, || (node_ports(bed) == expected).then_some(()));
     assert!(reached.is_some(), "{why}: {:?} instead of {expected:?}", node_ports(bed));
 }
 
@@ -155,7 +155,7 @@ fn kernel_settings_follow_the_node() {
         let now = settings(&bpffs);
         ((now.source_v4, now.source_v6) == expected).then_some(())
     };
-    assert!(wait_for(SOON, moved).is_some(), "{:?}", settings(&bpffs));
+    assert!(within(SOON, moved).is_some(), "{:?}", settings(&bpffs));
 }
 
 /// The interface index of a device.
@@ -168,7 +168,7 @@ fn index(netns: &Netns, device: &str) -> u32 {
 fn assert_soon_inside(bed: &Bed, devices: &[&str]) {
     let expected: BTreeSet<u32> = devices.iter().map(|device| index(&bed.cluster.node1, device)).collect();
     let pinned = Pinned::open(&bed.cluster.bpffs(1)).unwrap();
-    let reached = wait_for(SOON, || (pinned.internal_devices().unwrap() == expected).then_some(()));
+    let reached = within(SOON, || (pinned.internal_devices().unwrap() == expected).then_some(()));
     assert!(reached.is_some(), "{:?} instead of {devices:?}: {expected:?}", pinned.internal_devices());
 }
 
