@@ -47,6 +47,7 @@ pub mod transfers;
 pub mod virtio;
 
 use std::{
+    fmt::Debug,
     sync::atomic::{AtomicBool, Ordering},
     thread::sleep,
     time::Duration,
@@ -92,6 +93,25 @@ fn call_for<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<
         }
         sleep(Duration::from_millis(5));
     }
+}
+
+/// Makes up to three attempts, until `accept` takes the result of one. For claims about time: a stall of the machine
+/// spoils a single attempt, a defect spoils all of them.
+///
+/// # Panics
+/// `accept` takes none of the three results.
+#[track_caller]
+pub fn one_of_three<T: Debug>(mut attempt: impl FnMut() -> T, accept: impl Fn(&T) -> bool) {
+    let mut spoilt = Vec::new();
+    for _ in 0..3 {
+        let result = attempt();
+        if accept(&result) {
+            return;
+        }
+        eprintln!("a spoilt attempt: {result:?}");
+        spoilt.push(result);
+    }
+    panic!("none of three attempts succeeds: {spoilt:?}");
 }
 
 /// Sets a flag when it is dropped, so that a scope's threads, which run until the flag is set, end even if the test

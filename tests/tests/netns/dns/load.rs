@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use lb_tests::{dnsperf::Statistics, snmp, wait_for};
+use lb_tests::{dnsperf::Statistics, one_of_three, snmp, wait_for};
 use nix::sys::signal::Signal;
 
 use super::intercept::{NodeDns, WEB};
@@ -51,26 +51,36 @@ fn unreachables(dns: &NodeDns) -> u64 {
     of_family(false) + of_family(true)
 }
 
+/// Asserts that one of three attempts loses at most `limit` queries. Many more are lost if the agent or the endpoint of
+/// the Service waits for a CPU.
+fn assert_few_are_lost(limit: u64, attempt: impl FnMut() -> Statistics) {
+    one_of_three(attempt, |statistics| statistics.lost <= limit);
+}
+
 #[test]
 fn killed_agent_loses_only_queries_that_come_before_its_sockets_are_closed() {
     for vip in vips(53) {
-        let mut dns = NodeDns::new();
-        let before = unreachables(&dns);
-        let agent = dns.bed.agent.take().unwrap();
-        let statistics = asked_during(&dns, vip, || agent.kill().unwrap());
-        assert!(statistics.lost <= OF_EXIT, "{statistics:?}");
-        assert_eq!(unreachables(&dns), before, "ICMP errors");
+        assert_few_are_lost(OF_EXIT, || {
+            let mut dns = NodeDns::new();
+            let before = unreachables(&dns);
+            let agent = dns.bed.agent.take().unwrap();
+            let statistics = asked_during(&dns, vip, || agent.kill().unwrap());
+            assert_eq!(unreachables(&dns), before, "ICMP errors");
+            statistics
+        });
     }
 }
 
 #[test]
 fn hung_agent_loses_only_queries_of_its_lease() {
     for vip in vips(53) {
-        let dns = NodeDns::new();
-        let before = unreachables(&dns);
-        let statistics = asked_during(&dns, vip, || dns.signal(Signal::SIGSTOP));
         // dnsperf sends queries late, and then more at once, if it has waited for a CPU.
-        assert!(statistics.lost <= 2 * OF_LEASE, "{statistics:?}");
-        assert_eq!(unreachables(&dns), before, "ICMP errors");
+        assert_few_are_lost(2 * OF_LEASE, || {
+            let dns = NodeDns::new();
+            let before = unreachables(&dns);
+            let statistics = asked_during(&dns, vip, || dns.signal(Signal::SIGSTOP));
+            assert_eq!(unreachables(&dns), before, "ICMP errors");
+            statistics
+        });
     }
 }

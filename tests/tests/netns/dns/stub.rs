@@ -12,9 +12,12 @@ use std::{
 };
 
 use lb_tests::netns::Netns;
+use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 
 /// Interval at which the UDP thread checks whether it must end.
 const LOOK: Duration = Duration::from_millis(50);
+/// Size in bytes of the receive buffer: enough for the queries of some seconds, in which the thread waits for a CPU.
+const BUFFER: usize = 4 << 20;
 
 /// The server, over UDP and TCP; it ends when it is dropped.
 pub(super) struct Stub {
@@ -30,6 +33,7 @@ impl Stub {
             let any = ("::", Self::PORT);
             Ok((UdpSocket::bind(any)?, TcpListener::bind(any)?))
         })?;
+        setsockopt(&udp, RcvBufForce, &BUFFER)?;
         udp.set_read_timeout(Some(LOOK))?;
         tcp.set_nonblocking(true)?;
         let stop = Arc::new(AtomicBool::new(false));
