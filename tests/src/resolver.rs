@@ -12,7 +12,7 @@ use crate::netns::Netns;
 const RESOLV_CONF: &str = "\
 nameserver 127.0.0.1
 search default.svc.cluster.local svc.cluster.local cluster.local
-options ndots:5 timeout:1 attempts:1
+options ndots:5
 ";
 /// Path of the C source of a program that resolves names by musl.
 const MUSL_SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/musl/resolve.c");
