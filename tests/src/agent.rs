@@ -272,7 +272,7 @@ fn has_exited(pid: u32) -> bool {
 /// Whether `/healthz` of the agent in the namespace answers 200.
 pub fn is_healthy(netns: &Netns) -> io::Result<bool> {
     let mut stream = netns.run(|| TcpStream::connect(HEALTHZ))?;
-    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut line = [0; 12];
     stream.read_exact(&mut line)?;
