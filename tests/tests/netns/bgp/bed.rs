@@ -116,9 +116,9 @@ impl Bed {
         Self::prepare(count, table, true).with_router_and_agents()
     }
 
-    /// Like [`Self::new`], but the fences wait longer than a slow machine takes to restart an agent.
-    pub(super) fn with_patient_fences(count: usize, table: u32) -> Self {
-        Self { lifetime: 12 * lifetime(), ..Self::prepare(count, table, false) }.with_router_and_agents()
+    /// Like [`Self::new`], but the fences remove the routes after `lifetime` without heartbeats.
+    pub(super) fn with_lifetime(count: usize, table: u32, lifetime: Duration) -> Self {
+        Self { lifetime, ..Self::prepare(count, table, false) }.with_router_and_agents()
     }
 
     /// Like [`Self::new`], with one node that has no IPv4 address.
