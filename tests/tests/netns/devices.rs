@@ -7,7 +7,7 @@ use lb_tests::{
     client::{Answer, Connection, ask_http, ask_udp},
     cluster::{ClientLink, veth},
     netns::Netns,
-    skip,
+    one_of_three, skip,
     stopwatch::Stopwatch,
     wait_for,
 };
@@ -38,13 +38,17 @@ fn assert_serves_the_client(bed: &Bed, is_right: impl Fn(&Answer) -> bool) {
 #[test]
 fn new_pod_is_served_within_a_second() {
     let mut bed = Bed::with_web(&["pod2"]);
-    bed.cluster.add_pod("pod5", 1, 5).unwrap();
-    let stopwatch = Stopwatch::start();
-    for vip in WEB {
-        let ask = || ask_briefly(bed.netns("pod5"), vip);
-        assert_eq!(wait_for(Duration::from_secs(1), ask).as_deref(), Some("pod2"), "{vip}");
-    }
-    assert!(stopwatch.elapsed() < Duration::from_secs(1), "{:?}", stopwatch.elapsed());
+    let attempt = || {
+        remove_pod5(&mut bed);
+        bed.cluster.add_pod("pod5", 1, 5).unwrap();
+        let stopwatch = Stopwatch::start();
+        for vip in WEB {
+            let ask = || ask_briefly(bed.netns("pod5"), vip);
+            assert_eq!(wait_for(Duration::from_secs(1), ask).as_deref(), Some("pod2"), "{vip}");
+        }
+        stopwatch.elapsed()
+    };
+    one_of_three(attempt, |took| *took < Duration::from_secs(1));
     // The new pod can also be a backend.
     bed.put("web", WEB, &["pod5"]);
     for vip in WEB {
@@ -61,12 +65,17 @@ fn pods_are_served_when_their_devices_reappear() {
         bed.cluster.add_pod("pod5", 1, 5).unwrap();
         let ask = || ask_briefly(bed.netns("pod5"), WEB[round % 2]);
         assert!(wait_for(Duration::from_secs(1), ask).is_some(), "round {round}");
-        bed.cluster.pods.retain(|pod| pod.name != "pod5");
-        // The kernel removes a namespace's devices some time after its last user has ended.
-        let gone = || (!devices(&bed.cluster.node1).contains("pod5")).then_some(());
-        wait_for(Duration::from_secs(5), gone).unwrap();
+        remove_pod5(&mut bed);
     }
     assert_works_for_the_client(&bed);
+}
+
+/// Removes pod5, if it exists, and waits until its device is gone: the kernel removes a namespace's devices some time
+/// after its last user has ended.
+fn remove_pod5(bed: &mut Bed) {
+    bed.cluster.pods.retain(|pod| pod.name != "pod5");
+    let gone = || (!devices(&bed.cluster.node1).contains("pod5")).then_some(());
+    wait_for(Duration::from_secs(5), gone).unwrap();
 }
 
 /// The content of `/proc/net/dev` in a namespace.

@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, io, time::Duration};
 
 use lb_tests::{
     client::{Connection, ask_http, udp_socket},
+    one_of_three,
     stopwatch::Stopwatch,
     wait_for,
 };
@@ -21,17 +22,22 @@ fn answering_servers(bed: &Bed) -> BTreeSet<String> {
 #[test]
 fn new_service_is_served_within_a_second() {
     let bed = Bed::with_web(&["pod1"]);
-    for (number, source) in [(11, "client"), (12, "pod1")] {
-        for vip in vips(number) {
-            assert_eq!(ask_briefly(bed.netns(source), vip), None);
-        }
-        let stopwatch = Stopwatch::start();
-        bed.put("new", vips(number), &["pod2"]);
-        for vip in vips(number) {
-            let server = wait_for(PROMPTLY, || ask_briefly(bed.netns(source), vip));
-            assert_eq!(server.as_deref(), Some("pod2"), "{source} → {vip}");
-        }
-        assert!(stopwatch.elapsed() < PROMPTLY, "{:?}", stopwatch.elapsed());
+    let mut numbers = 11..;
+    for source in ["client", "pod1"] {
+        let attempt = || {
+            let vips = vips(numbers.next().unwrap());
+            for vip in vips {
+                assert_eq!(ask_briefly(bed.netns(source), vip), None);
+            }
+            let stopwatch = Stopwatch::start();
+            bed.put("new", vips, &["pod2"]);
+            for vip in vips {
+                let server = wait_for(PROMPTLY, || ask_briefly(bed.netns(source), vip));
+                assert_eq!(server.as_deref(), Some("pod2"), "{source} → {vip}");
+            }
+            stopwatch.elapsed()
+        };
+        one_of_three(attempt, |took| *took < PROMPTLY);
     }
 }
 

