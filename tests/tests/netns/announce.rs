@@ -648,7 +648,7 @@ fn planned_handover_ends_only_connections_that_are_open_at_that_moment() {
     println!("another node answers {took:?} after SIGTERM; {count} connections, {} lost", lost.len());
     let were_reset = lost.iter().all(|error| error.contains("reset by peer"));
     assert!(lost.len() <= 2 && were_reset, "{lost:?} of {count}");
-    assert!(count > 500 && took < Duration::from_secs(1), "{count} {took:?}");
+    assert!(count > 50 && took < Duration::from_secs(1), "{count} {took:?}");
     assert_turns(&sniffer, &[(owner, false), (next, false), (owner, false)]);
 }
 
