@@ -139,6 +139,15 @@ impl Agent {
     fn leads(&self) -> bool {
         self.report.borrow().is_here
     }
+
+    /// Waits until exactly one of the agents leads; returns its index.
+    fn leader(agents: &[Self]) -> usize {
+        let leader = || {
+            let leaders: Vec<usize> = (0..agents.len()).filter(|index| agents[*index].leads()).collect();
+            if let [leader] = leaders[..] { Some(leader) } else { None }
+        };
+        wait_for(LIMIT, leader).expect("exactly one agent leads")
+    }
 }
 
 impl Drop for Agent {
@@ -197,8 +206,7 @@ fn leader_that_stops_releases_the_lease() {
     let world = World::new();
     world.pool("192.0.2.1-192.0.2.9");
     let agents = [world.agent("a"), world.agent("b")];
-    world.wait_until("a leader", |_| agents.iter().any(Agent::leads));
-    let leader = usize::from(agents[1].leads());
+    let leader = Agent::leader(&agents);
     agents[leader].release.send_replace(true);
     let lease = || world.server.object("leases", "default", "lb-agent-addresses").unwrap();
     world.wait_until("its release", |_| !agents[leader].leads() && agents[leader].release.is_closed());
@@ -206,7 +214,7 @@ fn leader_that_stops_releases_the_lease() {
     assert!(holder.is_empty() || holder.starts_with(["b", "a"][leader]), "{holder}");
     world.balancer("web");
     world.wait_until("an address by the next leader", |world| world.has("web", "192.0.2.1"));
-    assert!(agents[1 - leader].leads());
+    world.wait_until("the next leader", |_| agents[1 - leader].leads());
 }
 
 #[test]
@@ -217,13 +225,12 @@ fn next_leader_changes_no_address() {
     ["web", "db"].iter().for_each(|name| world.balancer(name));
     world.wait_until("addresses", |world| ["web", "db"].iter().all(|name| world.ingress(name).len() == 1));
     let before = ["web", "db"].map(|name| world.service(name));
-    assert_eq!(agents.iter().filter(|agent| agent.leads()).count(), 1);
-    let leader = agents.iter().position(Agent::leads).unwrap();
+    let leader = Agent::leader(&agents);
     drop(agents.remove(leader));
     // If the next leader assigned all addresses again, "a", the first Service by name, would get 192.0.2.1.
     world.balancer("a");
     world.wait_until("an address by the next leader", |world| world.has("a", "192.0.2.3"));
-    assert!(agents[0].leads());
+    world.wait_until("the next leader", |_| agents[0].leads());
     assert_eq!(["web", "db"].map(|name| world.service(name)), before);
 }
 
