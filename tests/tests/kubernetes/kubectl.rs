@@ -113,7 +113,7 @@ fn kubectl_status_shows_all_nodes_and_those_that_do_not_answer_first() {
     }
 
     segment.server.set_exec("lb-agent-2", PodExec::Silent);
-    let output = plugin(&segment, &["status", "--timeout", "3"]);
+    let output = plugin(&segment, &["status", "--timeout", "8"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let (table, errors) = (text(&output.stdout), text(&output.stderr));
     let lines: Vec<&str> = table.lines().collect();
@@ -122,7 +122,7 @@ fn kubectl_status_shows_all_nodes_and_those_that_do_not_answer_first() {
         "{table}"
     );
     assert!(lines[2].starts_with("n1") && lines[2].contains("0.1.0"), "{table}");
-    let error = "error: 1 of 2 nodes have not answered\n  n2: Pod lb-agent-2 has not answered within 3 s";
+    let error = "error: 1 of 2 nodes have not answered\n  n2: Pod lb-agent-2 has not answered within 8 s";
     assert!(errors.starts_with(error), "{errors}");
 
     // A command that fails on a node shows its own error.
@@ -400,10 +400,10 @@ fn kubectl_top_sums_the_traffic_of_the_nodes() {
         found.unwrap_or_else(|| panic!("{}", segment.logs()));
     });
     segment.server.set_exec("lb-agent-2", PodExec::Silent);
-    let output = plugin(&segment, &["top", "--timeout", "2", "--interval", "1"]);
+    let output = plugin(&segment, &["top", "--timeout", "8", "--interval", "1"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(text(&output.stdout).starts_with("SERVICE "), "{output:?}");
-    assert!(text(&output.stderr).contains("n2: Pod lb-agent-2 has not answered within 3 s"), "{output:?}");
+    assert!(text(&output.stderr).contains("n2: Pod lb-agent-2 has not answered within 9 s"), "{output:?}");
 }
 
 /// Sends a datagram to the Service `shop/web` through each node. Each datagram has another source port and so begins a
