@@ -30,6 +30,9 @@ pub(super) trait Kind: Read {
     const NAMESPACED: bool;
     /// Whether some supported API servers do not have the kind.
     const OPTIONAL: bool = false;
+    /// What happens to an object that this agent has never been able to read, for example because an edit had made it
+    /// invalid before the agent started: the end of a sentence for `lb-agent status`.
+    const AFTER_RESTART: &str = "it is left out";
     /// What the receiver of the watch gets for a changed object.
     type Change: Send;
 
@@ -62,6 +65,8 @@ pub(super) trait Keyed: Read {
     const NAMESPACED: bool;
     /// As [`Kind::OPTIONAL`].
     const OPTIONAL: bool = false;
+    /// As [`Kind::AFTER_RESTART`].
+    const AFTER_RESTART: &str = "it is left out";
     /// What the receiver of the watch gets for an object that exists.
     type Content: Send;
 
@@ -73,6 +78,7 @@ impl<K: Keyed> Kind for K {
     const NAME: &str = <K as Keyed>::NAME;
     const NAMESPACED: bool = <K as Keyed>::NAMESPACED;
     const OPTIONAL: bool = <K as Keyed>::OPTIONAL;
+    const AFTER_RESTART: &str = <K as Keyed>::AFTER_RESTART;
     type Change = (ObjectName, Option<K::Content>);
 
     fn change(&self, name: &ObjectName) -> Result<Converted<Self::Change>, ConvertError> {

@@ -12,6 +12,11 @@ use serde::de::DeserializeOwned;
 
 use super::{kind::Keyed, watched::Read};
 
+/// What happens to an object for BGP that this agent has never been able to read: routes are in the kernel and sessions
+/// in BIRD's file, which both outlive an agent.
+pub(super) const ROUTES_AND_SESSIONS_STAY: &str =
+    "it is left out, but routes and BGP sessions that an earlier agent made from it stay";
+
 /// A kind of the API group `metallb.io`. Every such kind is [`Keyed`].
 pub(super) trait MetalLb: DeserializeOwned + Clone + Debug + Send + 'static {
     /// The name of the kind, as in the field `kind` of its objects.
@@ -20,6 +25,8 @@ pub(super) trait MetalLb: DeserializeOwned + Clone + Debug + Send + 'static {
     const PLURAL: &str;
     /// The API version in which the agent reads the kind.
     const VERSION: &str = "v1beta1";
+    /// As [`Keyed::AFTER_RESTART`].
+    const AFTER_RESTART: &str = "it is left out";
     /// What the receiver of the watch gets for an object that exists.
     type Content: Send;
 
@@ -35,6 +42,7 @@ impl<K: MetalLb> Keyed for K {
     const NAME: &str = <K as MetalLb>::NAME;
     const NAMESPACED: bool = true;
     const OPTIONAL: bool = true;
+    const AFTER_RESTART: &str = <K as MetalLb>::AFTER_RESTART;
     type Content = <K as MetalLb>::Content;
 
     fn content(&self, _name: &ObjectName) -> Result<Converted<Self::Content>, ConvertError> {

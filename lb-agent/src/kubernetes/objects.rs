@@ -132,6 +132,12 @@ impl<K: Kind> Objects<K> {
         unread.filter_map(|bad| bad.service.clone()).collect()
     }
 
+    /// Names of the objects of which no version was readable. An earlier agent may know their last good state.
+    pub(super) fn unread_names(&self) -> BTreeSet<ObjectName> {
+        let unread = self.rejected.iter().filter(|(_, bad)| bad.unread);
+        unread.map(|(name, _)| name.clone()).collect()
+    }
+
     /// All current conditions of objects.
     pub(super) fn problems(&self) -> impl Iterator<Item = &str> {
         self.rejected.values().map(|bad| bad.why.as_str())
@@ -184,11 +190,12 @@ impl<K: Kind> Objects<K> {
         let unread = self.rejected.get(&name).map_or(!self.known.contains_key(&name), |bad| bad.unread);
         let service = K::service(&name, metadata);
         let stays = match (unread, &service) {
-            (true, _) => "it is left out",
+            (true, _) => K::AFTER_RESTART.to_owned(),
             // This also holds after a restart, because the agent then reads that state from the kernel.
-            (false, Some(_)) => "its last good state stays in force",
+            (false, Some(_)) => "its last good state stays in force".to_owned(),
             (false, None) => {
-                "its last good state stays in force until the agent restarts; then it is left out"
+                let then = K::AFTER_RESTART;
+                format!("its last good state stays in force until the agent restarts; then {then}")
             }
         };
         let why = format!("{why}; {stays}");
@@ -272,7 +279,7 @@ fn digest(value: impl Hash) -> NonZeroU64 {
 #[cfg(test)]
 mod tests {
     use lb_core::{
-        api::{EndpointSlice, L2Advertisement, Service},
+        api::{BgpAdvertisement, EndpointSlice, L2Advertisement, Service},
         family::Family,
         model::Change,
     };
@@ -439,6 +446,33 @@ mod tests {
         let mut restarted = Objects::new(SystemTime::UNIX_EPOCH);
         assert_eq!(restarted.handle(Event::Apply(unsupported())).len(), 0);
         assert!(problem(&restarted).ends_with("not supported; it is left out"), "{}", problem(&restarted));
+    }
+
+    #[test]
+    fn invalid_object_is_unread_unless_its_last_good_state_is_known() {
+        let object = |version: &str, length: u32| -> Watched<BgpAdvertisement> {
+            let metadata = json!({"namespace": "n", "name": "a", "uid": "a", "resourceVersion": version});
+            serde_json::from_value(json!({"metadata": metadata, "spec": {"aggregationLength": length}}))
+                .unwrap()
+        };
+        let unread = BTreeSet::from([ObjectName::new("n", "a")]);
+        let mut objects = Objects::new(SystemTime::UNIX_EPOCH);
+        objects.handle(Event::Apply(object("1", 99)));
+        assert_eq!(objects.unread_names(), unread);
+        objects.handle(Event::Apply(object("2", 32)));
+        assert_eq!(objects.unread_names(), BTreeSet::new());
+        objects.handle(Event::Apply(object("3", 99)));
+        assert_eq!(objects.unread_names(), BTreeSet::new(), "its last good state is known");
+        let problem = objects.problems().next().unwrap();
+        assert!(
+            problem.ends_with("until the agent restarts; then it is left out, but routes and BGP sessions that an earlier agent made from it stay"),
+            "{problem}"
+        );
+        let mut restarted = Objects::new(SystemTime::UNIX_EPOCH);
+        restarted.handle(Event::Apply(object("3", 99)));
+        assert_eq!(restarted.unread_names(), unread);
+        restarted.handle(Event::Delete(object("4", 99)));
+        assert_eq!(restarted.unread_names(), BTreeSet::new());
     }
 
     #[test]

@@ -165,6 +165,11 @@ impl<K: Kind> Watch<K> {
         self.objects.unread()
     }
 
+    /// Names of the objects of which no version was readable.
+    pub(super) fn unread_names(&self) -> BTreeSet<ObjectName> {
+        self.objects.unread_names()
+    }
+
     /// Returns and removes the triggers of the changes since the last call.
     pub(super) fn take_triggered(&mut self) -> Vec<Trigger> {
         self.objects.take_triggered()

@@ -258,6 +258,107 @@ fn route_to_an_unreadable_service_stays_over_a_restart() {
     waits(&segment, "the Service is gone", &|| !has_route(&segment));
 }
 
+/// What `lb-agent status` on node 1 lists as wrong; empty while no agent runs there.
+fn problems(segment: &Segment) -> Vec<String> {
+    let status = segment.json(1, &["status"]).unwrap_or_default();
+    let problems = status["agent"]["problems"].as_array().cloned().unwrap_or_default();
+    problems.iter().map(|problem| problem.as_str().unwrap().to_owned()).collect()
+}
+
+/// Whether `lb-agent status` on node 1 lists something that contains `part` and ends with `end`.
+fn is_listed(segment: &Segment, part: &str, end: &str) -> bool {
+    problems(segment).iter().any(|problem| problem.contains(part) && problem.ends_with(end))
+}
+
+/// An edit of an object for BGP that makes the object invalid.
+struct Edit {
+    valid: Value,
+    invalid: Value,
+    /// The field that is invalid.
+    field: &'static str,
+    /// Whether the object asks for routes.
+    has_routes: bool,
+}
+
+/// A pool, a BGPAdvertisement and a BGPPeer.
+fn edits() -> [Edit; 3] {
+    let object = |kind: &str, version: &str, name: &str, spec: Value| {
+        json!({
+            "apiVersion": format!("metallb.io/{version}"), "kind": kind,
+            "metadata": {"namespace": "metallb-system", "name": name}, "spec": spec,
+        })
+    };
+    let pool = |range: &str| object("IPAddressPool", "v1beta1", "production", json!({"addresses": [range]}));
+    let advertisement =
+        |length: u8| object("BGPAdvertisement", "v1beta1", "all", json!({"aggregationLength": length}));
+    let peer = |address: &str| {
+        let (id, asn) = ("192.0.2.9", 64500);
+        let spec = json!({"myASN": asn, "peerASN": 64501, "peerAddress": address, "routerID": id});
+        object("BGPPeer", "v1beta2", "tor", spec)
+    };
+    let edit = |valid, invalid, field, has_routes| Edit { valid, invalid, field, has_routes };
+    [
+        edit(pool("192.0.2.100-192.0.2.109"), pool("192.0.2"), "spec.addresses[0]", true),
+        edit(advertisement(32), advertisement(99), "spec.aggregationLength", true),
+        edit(peer("192.0.2.251"), peer("tor"), "spec.peerAddress", false),
+    ]
+}
+
+#[test]
+fn object_for_bgp_that_an_edit_makes_invalid_withdraws_nothing_over_a_restart() {
+    let mut segment = Segment::new(1);
+    segment.fill();
+    let edits = edits();
+    edits.iter().for_each(|edit| segment.server.put(edit.valid.clone()));
+    let [file, socket] = ["conf", "ctl"].map(|end| segment.folder.join(format!("bird.{end}")));
+    let [to_file, to_socket] = [&file, &socket].map(|path| path.display().to_string());
+    let flags = ["--announce-table", "1080", "--bird-config", &to_file, "--bird-socket", &to_socket];
+    let flags = flags.map(str::to_owned).to_vec();
+    let config = || fs::read_to_string(&file).unwrap_or_default();
+    let has_route = |segment: &Segment| routes(segment, 1).contains(&format!("blackhole {VIP} "));
+    let waits = |segment: &Segment, what: &str, probe: &dyn Fn() -> bool| {
+        let reached = wait_for(SOON, || probe().then_some(()));
+        reached.unwrap_or_else(|| panic!("{what}: {:#?}\n{}", problems(segment), segment.logs()));
+    };
+    let edit_and_restart = |segment: &mut Segment, edit: &Edit| {
+        segment.server.put(edit.invalid.clone());
+        let of_first: &Segment = segment;
+        waits(of_first, "the agent names the object", &|| is_listed(of_first, edit.field, ""));
+        drop(segment.agents.remove(0));
+        segment.start_with(|_| flags.clone());
+        // Unlike its predecessor, the new agent does not know the last good state of the object.
+        let of_next: &Segment = segment;
+        let is_left_out = || is_listed(of_next, edit.field, "; it is left out");
+        waits(of_next, "the next agent names the object", &is_left_out);
+    };
+    segment.start_with(|_| flags.clone());
+    let has_session = || ["neighbor 192.0.2.251 ", "export filter"].iter().all(|it| config().contains(it));
+    waits(&segment, "the route and the session", &|| has_route(&segment) && has_session());
+    let before = config();
+    let stays = format!("route {VIP}/32: stays as an earlier agent left it");
+    for edit in &edits {
+        edit_and_restart(&mut segment, edit);
+        let names_route = || is_listed(&segment, &stays, "") == edit.has_routes;
+        waits(&segment, "the next agent names the route", &names_route);
+        // Longer than the agent takes to remove a route and to replace the file.
+        sleep(Duration::from_secs(3));
+        assert!(has_route(&segment), "{}: {}", edit.field, segment.logs());
+        assert_eq!(config(), before, "{}", edit.field);
+        segment.server.put(edit.valid.clone());
+        let is_sound = || !is_listed(&segment, edit.field, "") && !is_listed(&segment, &stays, "");
+        waits(&segment, "the object is valid again", &is_sound);
+        assert!(has_route(&segment), "{}: {}", edit.field, segment.logs());
+        assert_eq!(config(), before, "{}", edit.field);
+    }
+    // What stays because of an invalid object goes with the object.
+    let advertisement = &edits[1];
+    edit_and_restart(&mut segment, advertisement);
+    assert!(has_route(&segment), "{}", segment.logs());
+    segment.server.delete(&advertisement.invalid);
+    let is_withdrawn = || !has_route(&segment) && !config().contains("BGPAdvertisement");
+    waits(&segment, "nothing is announced", &is_withdrawn);
+}
+
 #[test]
 fn pool_that_cannot_be_read_is_named_once_by_each_node_that_announces() {
     let mut segment = Segment::new(2);

@@ -97,7 +97,7 @@ pub enum Completeness {
     /// Not all objects yet.
     #[default]
     Partial,
-    /// All objects that can be read. Services that cannot be read stay as an earlier agent left them.
+    /// All objects that can be read. What only other objects ask for stays as an earlier agent left it.
     Readable,
     /// All objects, so that nothing of an earlier agent is left.
     Whole,
@@ -274,6 +274,11 @@ impl RouteAnnouncer {
         self.complete = *complete.borrow_and_update();
         let Some(Member { labels, may_announce, .. }) = &*node else { return };
         let (advertised, holders) = (advertised.borrow_and_update(), holders.borrow_and_update());
+        // The last good state of an unread object, which this agent does not know, may ask for routes of an earlier
+        // agent.
+        if advertised.bgp.unread.may_ask_for_routes() {
+            self.complete = self.complete.min(Completeness::Readable);
+        }
         self.wanted = routes(&advertised, &holders, &self.node, labels);
         self.is_eligible = *may_announce;
         if !self.is_eligible {

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use super::super::{
     kind::{Keyed, Kind},
-    metallb::MetalLb,
+    metallb::{MetalLb, ROUTES_AND_SESSIONS_STAY},
     node::{all_ips, pod_cidrs},
     watched::Read,
 };
@@ -99,6 +99,7 @@ impl Keyed for AnyNode {
 impl MetalLb for api::IpAddressPool {
     const NAME: &str = "IPAddressPool";
     const PLURAL: &str = "ipaddresspools";
+    const AFTER_RESTART: &str = ROUTES_AND_SESSIONS_STAY;
     /// The pool's `metadata.creationTimestamp` and content.
     type Content = (Option<String>, Pool);
 

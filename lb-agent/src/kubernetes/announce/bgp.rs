@@ -4,7 +4,11 @@ use std::{collections::BTreeMap, sync::Arc, time::SystemTime};
 
 use kube::Client;
 use lb_core::{
-    announce::{advertisement::Advertised, bgp::Objects, cluster::Member},
+    announce::{
+        advertisement::Advertised,
+        bgp::{Objects, Unread},
+        cluster::Member,
+    },
     api::{BfdProfile, BgpAdvertisement, BgpPeer, Community, IpAddressPool},
     load_balancer::Pool,
     model::ObjectName,
@@ -126,8 +130,18 @@ impl Follower {
             && self.profiles.is_listed()
     }
 
+    /// The objects that routes or sessions of an earlier agent may come from. (An unread Community or BFDProfile counts
+    /// as missing, which holds back the sessions that refer to it.)
+    fn unread(&self) -> Unread {
+        Unread {
+            advertisements: self.advertisements.unread_names(),
+            peers: self.peers.unread_names(),
+            pools: self.pools.unread_names(),
+        }
+    }
+
     fn publish(&mut self) {
-        let mut bgp = self.objects.clone();
+        let mut bgp = Objects { unread: self.unread(), ..self.objects.clone() };
         let of_passwords = self.passwords.fill(&mut bgp.peers);
         if self.is_listed() {
             let pools = pools(&self.known_pools);

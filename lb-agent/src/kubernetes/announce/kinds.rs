@@ -18,7 +18,7 @@ use serde::Deserialize;
 
 use super::super::{
     kind::{Keyed, Kind},
-    metallb::MetalLb,
+    metallb::{MetalLb, ROUTES_AND_SESSIONS_STAY},
     node::node_ips,
     watched::Read,
 };
@@ -36,6 +36,7 @@ impl MetalLb for api::L2Advertisement {
 impl MetalLb for api::BgpAdvertisement {
     const NAME: &str = "BGPAdvertisement";
     const PLURAL: &str = "bgpadvertisements";
+    const AFTER_RESTART: &str = ROUTES_AND_SESSIONS_STAY;
     type Content = BgpAdvertisement;
 
     fn content(&self) -> Result<Converted<Self::Content>, ConvertError> {
@@ -47,6 +48,7 @@ impl MetalLb for api::BgpPeer {
     const NAME: &str = "BGPPeer";
     const PLURAL: &str = "bgppeers";
     const VERSION: &str = "v1beta2";
+    const AFTER_RESTART: &str = ROUTES_AND_SESSIONS_STAY;
     type Content = Peer;
 
     fn content(&self) -> Result<Converted<Self::Content>, ConvertError> {

@@ -3,19 +3,22 @@
 //! The export filter of each peer sets communities and local preference. The text depends only on the agent's options,
 //! the node's name and labels, MetalLB's objects, and the passwords in the Secrets that these objects name. So no
 //! change of a Service makes BIRD reconfigure. While an object that a session needs has errors or has not been read,
-//! the session is held back: its text stays as it is in the file.
+//! the session is held back: its text stays as it is in the file. Comments in the text of a session name the objects
+//! from which it was made. By these an agent that has restarted knows which sessions need an object that it cannot
+//! read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
+    fmt::{Display, Write as _},
     net::Ipv4Addr,
 };
 
 use super::{
     advertisement::{BgpAdvertisement, RouteSet},
     community::Community,
+    objects::Unread,
     peer::{BfdProfile, Peer, RemoteAsn},
-    token::{comment, symbol},
+    token::{Word, comment, symbol},
 };
 use crate::{
     announce::advertisement::Advertised,
@@ -49,6 +52,8 @@ pub struct Configuration {
     /// Peers that have errors or whose passwords are unknown, or to which an advertisement with an error applies. Their
     /// sessions stay as the file has them.
     pub held_back: BTreeSet<ObjectName>,
+    /// The comments that name unread objects. Sessions with one of these comments stay as the file has them.
+    unread: BTreeSet<String>,
     /// Errors: objects that name an unknown or ambiguous community or a missing BFDProfile, or that contradict others,
     /// and advertisements whose routes to a pool are refused.
     pub errors: Vec<ConvertError>,
@@ -59,7 +64,8 @@ pub struct Configuration {
 
 /// Makes the configuration for a node with these labels; `table` is the kernel's routing table with the node's routes.
 pub fn configuration(advertised: &Advertised, table: u32, labels: &Labels) -> Configuration {
-    let result = Configuration { table, ..Configuration::default() };
+    let unread = comments_of(&advertised.bgp.unread);
+    let result = Configuration { table, unread, ..Configuration::default() };
     let mut builder = Builder { advertised, labels, result };
     let advertisements = builder.advertisements();
     let peers = builder.peers();
@@ -82,24 +88,45 @@ impl Configuration {
 
     /// The text of the file, which may contain passwords. A session that is held back stays as it is in `last`, the
     /// text in use. If `last` lacks the session, the new text contains the session without the parts that have errors,
-    /// or omits it if the peer itself has an error or its password is unknown. Unless the agent has read every object
-    /// that it can read (`is_complete`), all sessions of `last` are held back, because they may come from objects that
-    /// it has not read yet.
+    /// or omits it if the peer itself has an error or its password is unknown. A session that was made from an unread
+    /// object is held back as well. Unless the agent has read every object that it can read (`is_complete`), all sessions
+    /// of `last` are held back, because they may come from objects that it has not read yet.
     pub fn text(&self, last: &str, is_complete: bool) -> String {
         let known = sessions_of(last);
         let mut sessions: BTreeMap<String, &str> =
             self.sessions.iter().map(|(name, text)| (comment(name), &**text)).collect();
         let held_back: BTreeSet<String> = self.held_back.iter().map(comment).collect();
-        for (name, text) in known.into_iter().filter(|(name, _)| !is_complete || held_back.contains(*name)) {
-            sessions.insert(name.to_owned(), text);
+        // An unread peer may set the router id in use. Another one would end all sessions.
+        let keeps_id =
+            !is_complete || known.keys().any(|name| self.unread.contains(&origin("BGPPeer", name)));
+        let is_unread = |text: &str| text.lines().any(|line| self.unread.contains(line));
+        for (name, text) in known {
+            // The session of a peer that is gone, or that no longer selects this node, ends.
+            let has_peer = sessions.contains_key(name) || self.unread.contains(&origin("BGPPeer", name));
+            if !is_complete || held_back.contains(name) || has_peer && is_unread(text) {
+                sessions.insert(name.to_owned(), text);
+            }
         }
         let last_id =
             || last.lines().find_map(|line| line.strip_prefix(ROUTER_ID)?.strip_suffix(';')?.parse().ok());
         let router_id =
-            self.router_id.or_else(|| if is_complete { None } else { last_id() }).or(self.derived_id);
+            self.router_id.or_else(|| if keeps_id { last_id() } else { None }).or(self.derived_id);
         let uses_bfd = sessions.values().any(|text| text.lines().any(|line| line.starts_with(BFD)));
         sessions.into_values().fold(head(self.table, router_id, uses_bfd), |text, session| text + session)
     }
+}
+
+/// The comment by which a session names an object from which it was made.
+fn origin(kind: &str, name: impl Display) -> String {
+    format!("# {kind} {name}")
+}
+
+/// The comments by which sessions name these objects.
+fn comments_of(unread: &Unread) -> BTreeSet<String> {
+    let advertisements = unread.advertisements.iter().map(|name| origin("BGPAdvertisement", comment(name)));
+    let peers = unread.peers.iter().map(|name| origin("BGPPeer", comment(name)));
+    let pools = unread.pools.iter().map(|name| origin("IPAddressPool", Word(&name.name)));
+    advertisements.chain(peers).chain(pools).collect()
 }
 
 /// A router id that differs between nodes, and stays the same for a node. It is below 192.0.0.0, because some routers
@@ -136,9 +163,10 @@ pub fn without_passwords(text: &str) -> String {
     text.lines().map(line).collect()
 }
 
-/// An advertisement with its routes and with the values of its communities.
+/// An advertisement with its routes, the names of the pools to which they lead, and the values of its communities.
 struct Resolved<'a> {
     advertisement: &'a BgpAdvertisement,
+    pools: BTreeSet<&'a str>,
     routes: BTreeSet<RouteSet>,
     communities: BTreeSet<Community>,
 }
@@ -186,13 +214,14 @@ impl<'a> Builder<'a> {
             }
         }
         let is_known = errors.is_empty();
-        let mut routes = BTreeSet::new();
+        let (mut routes, mut announced) = (BTreeSet::new(), BTreeSet::new());
         let pools = &self.advertised.pools;
         for pool in pools {
             if let Some((field, why)) = advertisement.refusal(pool, pools) {
                 errors.push(object.error(field, format!("Invalid value: {why}")));
             } else if advertisement.announces(pool, pools) {
                 routes.extend(advertisement.route_sets(pool));
+                announced.insert(&*pool.name);
             }
         }
         if !errors.is_empty() {
@@ -200,7 +229,7 @@ impl<'a> Builder<'a> {
             self.result.held_back.extend(peers.cloned());
         }
         self.result.errors.append(&mut errors);
-        is_known.then_some(Resolved { advertisement, routes, communities })
+        is_known.then_some(Resolved { advertisement, pools: announced, routes, communities })
     }
 
     /// The value of a community, given as name or value. A name takes precedence, as in MetalLB.
@@ -351,7 +380,11 @@ fn session(
         RemoteAsn::Internal => "internal".to_owned(),
         RemoteAsn::External => "external".to_owned(),
     };
-    writeln!(text, "{SESSION}{}\nprotocol bgp {} {{", comment(&peer.name), symbol(&peer.name))?;
+    writeln!(text, "{SESSION}{}", comment(&peer.name))?;
+    for line in origins(peer, advertisements) {
+        writeln!(text, "{line}")?;
+    }
+    writeln!(text, "protocol bgp {} {{", symbol(&peer.name))?;
     let source = peer.source.map(|source| format!("{source} ")).unwrap_or_default();
     writeln!(text, "  local {source}as {};", peer.local_asn)?;
     writeln!(text, "  neighbor {} port {} {remote};", peer.address, peer.port)?;
@@ -387,6 +420,17 @@ fn session(
         }
     }
     writeln!(text, "}}")
+}
+
+/// The comments that name the advertisements and pools from which the session with a peer is made.
+fn origins(peer: &Peer, advertisements: &[Resolved<'_>]) -> BTreeSet<String> {
+    let of_peer = advertisements.iter().filter(|it| it.advertisement.is_for(&peer.name.name));
+    let mut origins = BTreeSet::new();
+    for Resolved { advertisement, pools, .. } in of_peer.filter(|it| !it.routes.is_empty()) {
+        origins.insert(origin("BGPAdvertisement", comment(&advertisement.name)));
+        origins.extend(pools.iter().map(|name| origin("IPAddressPool", Word(name))));
+    }
+    origins
 }
 
 /// Appends the channel of an address family: which routes go to the peer, with which attributes.

@@ -28,7 +28,7 @@ pub use self::{
     advertisement::BgpAdvertisement,
     bird::{Configuration, PROTOCOL, configuration, session_count, without_passwords},
     community::Community,
-    objects::{Object, Objects},
+    objects::{Object, Objects, Unread},
     peer::{BfdProfile, Peer},
     routes::{Adopted, AnnouncedAddress, Offer, announced, routes},
 };

@@ -1,6 +1,6 @@
 //! The MetalLB objects that say what is announced by BGP, and to whom.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     advertisement::BgpAdvertisement,
@@ -33,6 +33,28 @@ pub struct Objects {
     pub communities: BTreeMap<ObjectName, BTreeMap<String, Community>>,
     /// The `BFDProfile` objects.
     pub profiles: BTreeMap<ObjectName, BfdProfile>,
+    /// The objects that exist, but that the agent has never been able to read.
+    pub unread: Unread,
+}
+
+/// Names of objects that exist, but that the agent has never been able to read. An earlier agent may have read them
+/// before an edit made them invalid. Routes and sessions in their last good state, which this agent does not know, are
+/// then in the table and in BIRD's file.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Unread {
+    /// `BGPAdvertisement` objects.
+    pub advertisements: BTreeSet<ObjectName>,
+    /// `BGPPeer` objects.
+    pub peers: BTreeSet<ObjectName>,
+    /// `IPAddressPool` objects.
+    pub pools: BTreeSet<ObjectName>,
+}
+
+impl Unread {
+    /// Whether the last good state of one of these objects may ask for routes.
+    pub fn may_ask_for_routes(&self) -> bool {
+        !(self.advertisements.is_empty() && self.pools.is_empty())
+    }
 }
 
 impl Objects {

@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{
-    Adopted, AnnouncedAddress, BfdProfile, BgpAdvertisement, Community, Offer, Peer, announced,
+    Adopted, AnnouncedAddress, BfdProfile, BgpAdvertisement, Community, Offer, Peer, Unread, announced,
     bird::sessions_of, configuration, routes, without_passwords,
 };
 use crate::{
@@ -438,6 +438,52 @@ fn held_back_session_keeps_its_bfd_and_the_router_id() {
     assert_eq!(configuration(&advertised(&[]), 1080, &labels()).text(&last, false), last);
     let gone = configuration(&advertised(&[]), 1080, &labels()).text(&last, true);
     assert!(!gone.contains("protocol bgp") && !gone.contains("protocol bfd"), "{gone}");
+}
+
+#[test]
+fn session_stays_while_an_object_that_it_was_made_from_is_unread() {
+    let objects = |hold: &str| {
+        [
+            pool("one", &["203.0.113.0/28"]),
+            advertisement("a", json!({"peers": ["r"]})),
+            advertisement("b", json!({})),
+            peer("r", "10.0.0.1", json!({"holdTime": hold, "routerID": "10.0.0.9"})),
+            peer("s", "10.0.0.2", json!({"holdTime": hold})),
+        ]
+    };
+    let found = |objects: &[Value], unread: &Unread| {
+        let mut advertised = advertised(objects);
+        advertised.bgp.unread = unread.clone();
+        configuration(&advertised, 1080, &labels())
+    };
+    let last = found(&objects("90s"), &Unread::default()).text("", true);
+    let before = sessions_of(&last);
+    let names = |name: &str| BTreeSet::from([ObjectName::new("metallb-system", name)]);
+    for (name, unread, stay, routes) in [
+        ("a", Unread { advertisements: names("a"), ..Unread::default() }, vec!["r"], true),
+        ("one", Unread { pools: names("one"), ..Unread::default() }, vec!["r", "s"], true),
+        ("r", Unread { peers: names("r"), ..Unread::default() }, vec!["r"], false),
+    ] {
+        // The agent restarts while the object is invalid. Meanwhile the peers have changed.
+        let left: Vec<Value> =
+            objects("9s").into_iter().filter(|object| object["metadata"]["name"] != name).collect();
+        let text = found(&left, &unread).text(&last, true);
+        let now = sessions_of(&text);
+        for peer in ["metallb-system/r", "metallb-system/s"] {
+            let is_kept = stay.iter().any(|name| peer.ends_with(name));
+            assert_eq!(now.get(peer) == before.get(peer), is_kept, "{name}: {text}");
+        }
+        assert!(text.contains("router id 10.0.0.9;"), "{name}: {text}");
+        assert_eq!(unread.may_ask_for_routes(), routes, "{name}");
+        // A restarted agent knows the text only from the file.
+        assert_eq!(found(&left, &unread).text(&text, true), text, "{name}");
+        let gone = found(&left, &Unread::default()).text(&last, true);
+        assert_ne!(sessions_of(&gone).get("metallb-system/r"), before.get("metallb-system/r"), "{name}");
+    }
+    // An object that was invalid from the start holds back no session.
+    let other = Unread { advertisements: names("other"), peers: names("other"), pools: names("other") };
+    let text = found(&objects("9s"), &other).text(&last, true);
+    assert_eq!(text, found(&objects("9s"), &Unread::default()).text("", true));
 }
 
 #[test]
