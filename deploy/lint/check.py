@@ -27,6 +27,8 @@ RENDERED = {
     "lb-agent.yaml": yaml.safe_load((DEPLOY / "lint/values-manifests.yaml").read_text()),
     "kubeadm.yaml": yaml.safe_load((DEPLOY / "lint/values-kubeadm.yaml").read_text()),
     "lint/controller.yaml": yaml.safe_load((DEPLOY / "lint/values-controller.yaml").read_text()),
+    # A class that no Lease can be named after.
+    "lint/lease.yaml": {"apiServer": {"host": "API_SERVER"}, "loadBalancerController": {"enabled": True, "class": "example.com/my_lb"}},
     # What the command of deploy/README.md installs that moves a cluster node by node.
     "lint/migration.yaml": installed((DEPLOY / "README.md").read_text(), "nodeSelector"),
 }

@@ -35,6 +35,8 @@ use crate::{
 const FILES: [&str; 2] = ["lb-agent.yaml", "kubeadm.yaml"];
 /// The chart rendered with the load balancer controller and with announcements.
 const CONTROLLER: &str = "lint/controller.yaml";
+/// The chart rendered with a load balancer class that no Lease can be named after.
+const LEASE: &str = "lint/lease.yaml";
 
 /// The objects that `deploy/README.md` installs to move a cluster from kube-proxy to the agent, node by node.
 const MIGRATION: &str = "lint/migration.yaml";
@@ -211,6 +213,20 @@ fn controller_and_announcer_have_exactly_the_permissions_that_they_use() {
     let rules = of_secret.rules.clone().unwrap();
     assert_eq!(granted(&rules), of(Secret::GROUP, "secrets", &["get"]).collect());
     assert_eq!(rules[0].resource_names.as_deref(), Some(&["tor".to_owned()][..]));
+}
+
+#[test]
+fn controller_may_use_the_lease_of_its_class() {
+    for file in [CONTROLLER, LEASE] {
+        let variables = container(&only(file)).env.unwrap();
+        let class = variables.iter().find(|it| it.name == "LB_AGENT_LOAD_BALANCER_CLASS").unwrap();
+        let roles: Vec<Role> = every(file);
+        let rules = roles.iter().flat_map(|role| role.rules.iter().flatten());
+        let of_leases =
+            rules.filter(|rule| rule.resources.iter().flatten().any(|resource| resource == "leases"));
+        let named: Vec<&String> = of_leases.flat_map(|rule| rule.resource_names.iter().flatten()).collect();
+        assert_eq!(named, [&lease_name(class.value.as_deref())], "{file}");
+    }
 }
 
 #[test]

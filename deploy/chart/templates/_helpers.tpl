@@ -23,3 +23,19 @@ app.kubernetes.io/component: service-proxy
 {{- if get $.Values.config . }}true{{ end -}}
 {{- end -}}
 {{- end -}}
+
+{{/* Name of the Lease of the load balancer controller: that of the class, if a Lease may have it, else one with a hash of the class.
+     The agent computes the same name (`lease_name`). */}}
+{{- define "lb-agent.lease" -}}
+{{- $label := "[a-z0-9]([-a-z0-9]*[a-z0-9])?" -}}
+{{- with .Values.loadBalancerController.class -}}
+{{- $name := printf "lb-agent-addresses-%s" (. | replace "/" "." | lower) -}}
+{{- if and (le (len $name) 253) (regexMatch (printf "^%s(\\.%s)*$" $label $label) $name) -}}
+{{ $name }}
+{{- else -}}
+lb-agent-addresses-{{ . | sha256sum | trunc 16 }}
+{{- end -}}
+{{- else -}}
+lb-agent-addresses
+{{- end -}}
+{{- end -}}

@@ -8,7 +8,11 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
 };
 use kube::{Api, Client, api::PostParams};
-use lb_core::lease::{Bid, Election, Lease, Release, Timing};
+use lb_core::{
+    lease::{Bid, Election, Lease, Release, Timing},
+    rules::names::dns_1123_subdomain,
+};
+use ring::digest;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
@@ -21,12 +25,23 @@ use crate::stop;
 /// Name of the Lease of the controller for Services without a `loadBalancerClass`.
 const LEASE: &str = "lb-agent-addresses";
 
-/// Name of the Lease by which the controller for this class is elected; each class has its own.
+/// Name of the Lease by which the controller for this class is elected; each class has its own. A class may have
+/// characters that no name of a Lease may have: then the name has a hash of the class. The chart computes the same name
+/// (`lb-agent.lease`).
 pub(crate) fn lease_name(class: Option<&str>) -> String {
-    class.map_or_else(
-        || LEASE.to_owned(),
-        |class| format!("{LEASE}-{}", class.replace('/', ".").to_lowercase()),
-    )
+    let Some(class) = class else { return LEASE.to_owned() };
+    let name = format!("{LEASE}-{}", class.replace('/', ".").to_lowercase());
+    match dns_1123_subdomain(&name) {
+        None => name,
+        Some(_why) => format!("{LEASE}-{}", short_hash(class)),
+    }
+}
+
+/// The first 16 hexadecimal digits of the SHA-256 of a text.
+fn short_hash(text: &str) -> String {
+    let hash = digest::digest(&digest::SHA256, text.as_bytes());
+    let bytes: &[u8] = hash.as_ref();
+    bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Takes part in the election, and publishes the term of this agent after each attempt. Once `stop` is true, releases
@@ -207,5 +222,30 @@ fn known(lease: &coordination::Lease) -> Lease {
         lasts: seconds.map_or(Timing::default().lease, Duration::from_secs),
         transitions: spec.lease_transitions.unwrap_or_default(),
         version: lease.metadata.resource_version.clone().unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lease_of_every_class_has_a_valid_name() {
+        let longest = format!("{}/b", "c".repeat(232));
+        let of_longest = format!("lb-agent-addresses-{}.b", "c".repeat(232));
+        let too_long = format!("{}/b", "c".repeat(233));
+        for (class, name) in [
+            ("example.com/lb", "lb-agent-addresses-example.com.lb"),
+            ("example.com/Lb", "lb-agent-addresses-example.com.lb"),
+            ("internal", "lb-agent-addresses-internal"),
+            ("example.com/my_lb", "lb-agent-addresses-ea0a7a6dd6678504"),
+            ("example.com/a.-b", "lb-agent-addresses-c56f977cfcf10a09"),
+            (longest.as_str(), of_longest.as_str()),
+            (too_long.as_str(), "lb-agent-addresses-0ad62ef3303f69d3"),
+        ] {
+            assert_eq!(lease_name(Some(class)), name);
+            assert_eq!(dns_1123_subdomain(&lease_name(Some(class))), None, "{class}");
+        }
+        assert_eq!(lease_name(None), "lb-agent-addresses");
     }
 }
