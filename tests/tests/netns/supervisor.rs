@@ -49,7 +49,7 @@ impl Supervisor {
 }
 
 /// The capabilities that the packaged unit grants, as a list for setpriv.
-fn capabilities() -> String {
+pub(crate) fn capabilities() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd/lb-agent.service");
     let unit = fs::read_to_string(path).unwrap();
     let names = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();

@@ -68,7 +68,8 @@ impl Bird {
             match read(&self.file) {
                 Ok(content) => self.content = Some(content),
                 Err(error) => {
-                    let why = format!("cannot read BIRD's configuration {}: {error}", self.file.display());
+                    let (name, error) = (self.file.display(), with_hint(&error));
+                    let why = format!("cannot read BIRD's configuration {name}: {error}");
                     self.failed = Some(Failure { text: String::new(), why: why.clone(), wait: 0 });
                     return Some(why);
                 }
@@ -111,7 +112,8 @@ impl Bird {
     async fn use_text(&mut self, text: &str) -> Result<(), String> {
         let (file, new) = (self.file.clone(), beside(&self.file));
         let (name, socket) = (file.display(), self.socket.display());
-        let cannot_write = |error: io::Error| format!("cannot write BIRD's configuration {name}: {error}");
+        let cannot_write =
+            |error: io::Error| format!("cannot write BIRD's configuration {name}: {}", with_hint(&error));
         if self.content.as_deref() == Some(text) && file.exists() {
             restrict(&file).map_err(cannot_write)?;
         } else {
@@ -122,10 +124,8 @@ impl Bird {
                 // replaces the old one unchecked, and BIRD reads it when it starts.
                 Err(Refusal::Unreachable(_)) if !self.is_accepted => false,
                 Err(Refusal::Unreachable(error)) => {
-                    return Err(format!(
-                        "cannot reach BIRD through {socket}: {error}; {} waits",
-                        new.display()
-                    ));
+                    let (error, new) = (with_hint(&error), new.display());
+                    return Err(format!("cannot reach BIRD through {socket}: {error}; {new} waits"));
                 }
                 Err(Refusal::Invalid(answer)) => {
                     let new = new.display();
@@ -143,6 +143,7 @@ impl Bird {
                 Ok(())
             }
             Err(Refusal::Unreachable(error)) => {
+                let error = with_hint(&error);
                 Err(format!("cannot configure BIRD through {socket}: {error}; retrying"))
             }
             Err(Refusal::Invalid(answer)) => Err(format!("BIRD refuses {name}: {answer}; retrying")),
@@ -167,6 +168,18 @@ fn read(file: &Path) -> io::Result<String> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
         Err(error) => Err(error),
     }
+}
+
+/// The text of the error. If the agent lacks a permission, the text also says what to do: in the packaged unit
+/// (docs/package.md), root may neither open files of others, nor give a file to a group that root is not in.
+fn with_hint(error: &io::Error) -> String {
+    if error.kind() != io::ErrorKind::PermissionDenied {
+        return error.to_string();
+    }
+    format!(
+        "{error} (an agent without CAP_CHOWN and CAP_DAC_OVERRIDE must own the file and its folder, and must be in the group \
+         of the file and of BIRD's socket: in a unit of systemd by `SupplementaryGroups=bird`)"
+    )
 }
 
 /// The path `FILE.new`. BIRD checks the next content there, before the agent replaces the file by it.

@@ -3,10 +3,18 @@
 
 mod bed;
 
-use std::{collections::BTreeSet, fs, path::Path, thread::sleep, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown},
+    path::Path,
+    thread::sleep,
+    time::Duration,
+};
 
 use lb_tests::{
     agent::{self, Agent, is_healthy, run},
+    container::FirstProcess,
     one_of_three, patience, skip,
     stopwatch::Stopwatch,
     wait_for,
@@ -15,6 +23,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use self::bed::{Bed, OBJECTS, SOON, VIP, VIP6, lifetime};
+use crate::supervisor;
 
 const ALL: [usize; 3] = [1, 2, 3];
 
@@ -187,6 +196,53 @@ fn mistakes_are_named_and_lose_nothing() {
     assert_eq!(bed.session(1), before, "the session was reset");
 }
 
+/// Number of BIRD's user and group, which need no entry in `/etc/passwd` and `/etc/group`.
+const BIRD: u32 = 54_321;
+
+/// Replaces the agent of node 1 by one with the capabilities of the packaged unit; `groups` is an option of setpriv. Then
+/// gives the IPv6 session this hold time.
+fn run_as_unit(bed: &mut Bed, groups: &str, hold: u32) {
+    bed.agents[0].take().unwrap().terminate().unwrap();
+    let bounds = format!("--bounding-set=-all{}", supervisor::capabilities());
+    let starter = ["setpriv", "--no-new-privs", "--inh-caps=-all", &bounds, groups].map(str::to_owned);
+    let agent = Agent::spawn_by(&bed.nodes[0], bed.settings(1), &starter).unwrap();
+    agent.wait_until_healthy().unwrap();
+    bed.agents[0] = Some(agent);
+    let objects = OBJECTS.replace("holdTime: 9s", &format!("holdTime: {hold}s"));
+    bed.folders[0].write("bgp", &objects).unwrap();
+}
+
+#[test]
+fn packaged_unit_in_the_group_of_bird_keeps_the_group_of_its_file() {
+    let mut bed = Bed::with_lifetime(1, 1080, 12 * lifetime());
+    bed.start_birds();
+    bed.wait_for_hops(SOON, &[1]);
+    // BIRD owns its socket, and may read the file, which root owns.
+    let (file, socket) = (bed.path("bird-1.conf"), bed.path("bird-1.ctl"));
+    for (path, owner, mode) in [(&file, 0, 0o640), (&socket, BIRD, 0o660)] {
+        chown(path, Some(owner), Some(BIRD)).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let content = || fs::read_to_string(&file).unwrap();
+    run_as_unit(&mut bed, &format!("--groups={BIRD}"), 12);
+    let is_used = || {
+        let is_failed = bed.problems(1).iter().any(|it| it.contains("bird-1"));
+        (content().contains("hold time 12;") && !is_failed).then_some(())
+    };
+    assert!(wait_for(SOON, is_used).is_some(), "{:?}\n{}", bed.problems(1), bed.logs());
+    let metadata = fs::metadata(&file).unwrap();
+    assert_eq!((metadata.uid(), metadata.gid(), metadata.mode() & 0o777), (0, BIRD, 0o640));
+
+    // Without the group, the file stays as it is, and `status` says what is missing.
+    let last = content();
+    run_as_unit(&mut bed, "--clear-groups", 15);
+    let says_so = |it: &String| it.contains("cannot write") && it.contains("SupplementaryGroups=bird");
+    let named = || bed.problems(1).iter().any(says_so).then_some(());
+    assert!(wait_for(SOON, named).is_some(), "{:?}", bed.problems(1));
+    assert_eq!(content(), last);
+    assert_eq!(fs::metadata(&file).unwrap().gid(), BIRD);
+}
+
 #[test]
 fn fence_withdraws_the_routes_of_agents_that_hang_or_die() {
     let mut bed = three();
@@ -255,6 +311,31 @@ fn restart_withdraws_no_route_even_with_invalid_manifests() {
         text.lines().filter(|line| line.contains("Deleted") && line.contains("proto 109")).collect();
     assert_eq!(deleted, [""; 0]);
     bed.wait_for_hops(SOON, &[1]);
+}
+
+/// When a Pod ends, all of its containers get SIGTERM at once. Kubernetes kills those that still run after 10 s.
+#[test]
+fn fence_of_a_pod_ends_after_its_agent_and_before_it_would_be_killed() {
+    let mut bed = Bed::new(1, 1080);
+    // Ends the fence. BIRD of the router stays.
+    bed.daemons.truncate(1);
+    let log = bed.path("first-process.log");
+    let arguments = ["announce", "fence", "--announce-table", "1080", "--lifetime", "60"];
+    let mut fence = FirstProcess::start(&bed.nodes[0], agent::binary(), arguments, &log).unwrap();
+    let listens = || fs::read_to_string(&log).unwrap().contains("fence: removes").then_some(());
+    wait_for(SOON, listens).expect("the fence must listen");
+    let announced = || (bed.table(1).lines().count() == 4).then_some(());
+    wait_for(SOON, announced).expect("four routes");
+    let (table, stopwatch) = (bed.table(1), Stopwatch::start());
+    fence.signal(Signal::SIGTERM).unwrap();
+    assert!(bed.agents[0].take().unwrap().terminate().unwrap().success());
+    assert_eq!(bed.table(1), table, "the agent has found the fence, and leaves its routes");
+    let status = wait_for(SOON, || fence.status().unwrap());
+    let took = stopwatch.elapsed();
+    assert!(status.is_some_and(|status| status.success()), "{status:?}");
+    println!("the fence has ended after {took:?}");
+    assert!(took < Duration::from_secs(8) * patience(), "{took:?}");
+    assert_eq!(bed.table(1), table);
 }
 
 #[test]
