@@ -1,16 +1,27 @@
 //! The container of the agent's Pod, without a container runtime: its mounts, environment and capabilities, as a
-//! DaemonSet of `deploy/` asks for them.
+//! DaemonSet of `deploy/` asks for them; and the first process of a container.
 
 use std::{
+    ffi::OsStr,
     fmt::Write as _,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::Value;
 
-use crate::netns::Netns;
+use crate::{cleanup::Cleanup, netns::Netns, wait_for};
+
+/// How long to wait until a started program has a process.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The first container of a DaemonSet's Pods. In its file system everything is read-only except its volumes; the
 /// executables are those of this machine.
@@ -136,6 +147,67 @@ impl Container {
              {filled}\
              exec \"$@\"\n"
         ))
+    }
+}
+
+/// A process with the id 1 in a PID namespace of its own, like the first process of a container. The kernel ends such a
+/// process by no signal that it does not handle, except SIGKILL. Dropping this kills the process.
+#[derive(Debug)]
+pub struct FirstProcess {
+    /// The program `unshare`, which ends when the process ends, with its status.
+    parent: Child,
+    pid: Pid,
+    cleanup: Option<Cleanup>,
+}
+
+impl FirstProcess {
+    /// Starts a program in a network namespace, with its standard output and standard error in the file `log`.
+    ///
+    /// # Errors
+    /// The file cannot be written, or the program cannot be started.
+    pub fn start(
+        netns: &Netns,
+        program: impl AsRef<OsStr>,
+        arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+        log: &Path,
+    ) -> Result<Self> {
+        let file = File::create(log).with_context(|| format!("creating {}", log.display()))?;
+        let mut command = netns.command("unshare");
+        command.args(["--pid", "--fork", "--kill-child"]).arg(program).args(arguments);
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let (parent, cleanup) =
+            Cleanup::spawn(&mut command).with_context(|| format!("starting {command:?}"))?;
+        let children = format!("/proc/{0}/task/{0}/children", parent.id());
+        let child = || fs::read_to_string(&children).ok()?.split_whitespace().next()?.parse::<i32>().ok();
+        let pid = wait_for(PATIENCE, child).map(Pid::from_raw);
+        let pid = pid.with_context(|| format!("{command:?} has started no process"))?;
+        Ok(Self { parent, pid, cleanup: Some(cleanup) })
+    }
+
+    /// Sends a signal to the process, from outside of its namespace.
+    ///
+    /// # Errors
+    /// The process has ended.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill(self.pid, signal).with_context(|| format!("sending {signal}"))
+    }
+
+    /// The status with which the process has ended; `None` while it runs.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn status(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.parent.try_wait()
+    }
+}
+
+impl Drop for FirstProcess {
+    fn drop(&mut self) {
+        if self.parent.kill().and_then(|()| self.parent.wait()).is_ok()
+            && let Some(cleanup) = self.cleanup.take()
+        {
+            cleanup.disarm();
+        }
     }
 }
 

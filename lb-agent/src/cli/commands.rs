@@ -71,7 +71,8 @@ pub enum AnnounceCommand {
     /// Remove the agent's routes to load balancers' addresses if the agent hangs or dies; runs until a signal ends it
     ///
     /// Routes outlive the agent that wrote them, and BGP daemons go on announcing them. Run this beside the agent, in
-    /// the same network namespace, as a service or container of its own. It needs CAP_NET_ADMIN.
+    /// the same network namespace, as a service or container of its own. It needs CAP_NET_ADMIN. After SIGTERM it goes
+    /// on for 8 s at most, until no agent sends heartbeats any more: an agent that stops meanwhile leaves its routes.
     Fence {
         /// Routing table that has the routes: --announce-table of `lb-agent run`
         #[arg(long, value_name = "NUMBER", env = "LB_AGENT_ANNOUNCE_TABLE", hide_env_values = true)]

@@ -1,25 +1,34 @@
 //! Tests of the agent with the capabilities and settings of `deploy/`.
 
-use std::{fs, net::IpAddr, path::Path, process::Command};
+use std::{fs, net::IpAddr, path::Path, process::Command, time::Duration};
 
 use lb_common::LAYOUT_VERSION;
 use lb_tests::{
     agent::{Agent, Settings, binary, run},
+    cleanup::{self, Cleanup, Resource},
     client::{PATIENCE, ask_http, ask_udp},
     cluster::{CLIENT, ClientLink},
-    container::{Container, setpriv},
+    container::{Container, FirstProcess, setpriv},
+    netns::{self, Netns},
     wait_for,
 };
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::bed::{Bed, WEB, http, udp, vips};
 
+/// The DaemonSet in a file of `deploy/`.
+fn daemon_set(file: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(file);
+    let text = fs::read_to_string(path).unwrap();
+    let mut documents =
+        text.split("\n---\n").map(|document| serde_saphyr::from_str::<Value>(document).unwrap());
+    documents.find(|document| document["kind"] == "DaemonSet").unwrap()
+}
+
 /// The container of the DaemonSet in `deploy/`.
 fn container() -> Container {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/lb-agent.yaml");
-    let text = fs::read_to_string(path).unwrap();
-    let documents = text.split("\n---\n").map(|document| serde_saphyr::from_str::<Value>(document).unwrap());
-    Container::new(&documents.into_iter().find(|document| document["kind"] == "DaemonSet").unwrap())
+    Container::new(&daemon_set("lb-agent.yaml"))
 }
 
 /// A cluster without a running agent; a BPF file system is mounted, as systemd mounts it.
@@ -244,6 +253,33 @@ fn helm_test_succeeds_only_if_a_cluster_ip_answers() {
     bed.put("web", WEB, &[]);
     let refused = wait_for(PATIENCE, || (!helm_test(&bed, &programs, WEB[0])).then_some(()));
     assert!(refused.is_some(), "no endpoint is left");
+}
+
+/// Kubernetes kills a container that runs 10 s after SIGTERM.
+#[test]
+fn container_that_waits_for_the_configuration_of_bird_ends_on_sigterm() {
+    let daemon_set = daemon_set("lint/controller.yaml");
+    let containers = daemon_set["spec"]["template"]["spec"]["containers"].as_array().unwrap();
+    let bird = containers.iter().find(|container| container["name"] == "bird").unwrap();
+    let words = bird["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
+    cleanup::on_interrupt();
+    cleanup::remove_stale().unwrap();
+    let prefix = netns::unique_prefix();
+    let node = Netns::create(&format!("{prefix}-n")).unwrap();
+    let folder = std::env::temp_dir().join(&prefix);
+    let _cleanup = Cleanup::of(Resource::Folder(folder.clone()));
+    fs::create_dir_all(&folder).unwrap();
+    // The folder has no configuration.
+    let command: Vec<String> =
+        words.map(|word| word.replace("/run/bird", folder.to_str().unwrap())).collect();
+    let mut shell = FirstProcess::start(&node, &command[0], &command[1..], &folder.join("log")).unwrap();
+    // A signal before the shell has read its command has no effect.
+    let ended = || {
+        _ = shell.signal(Signal::SIGTERM);
+        shell.status().unwrap()
+    };
+    let status = wait_for(Duration::from_secs(8), ended);
+    assert!(status.is_some_and(|status| status.success()), "{status:?}");
 }
 
 #[test]

@@ -8,11 +8,19 @@ use std::{
     fs, io,
     os::unix::{fs::MetadataExt as _, net::UnixDatagram},
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail};
 use lb_datapath::AnnouncedRoutes;
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    flag,
+};
 use tracing::warn;
 
 use crate::daemon::socket::FOLDER;
@@ -20,6 +28,15 @@ use crate::daemon::socket::FOLDER;
 /// While no message arrives, the fence compares the clock with its deadline at this interval; after the deadline, it
 /// removes routes at this interval.
 const LOOK: Duration = Duration::from_secs(1);
+/// Time without a message after which a fence that has got a signal ends. When a Pod ends, its agent gets the signal as
+/// well: without a fence, the agent would withdraw its routes.
+const SILENCE: Duration = Duration::from_secs(4);
+/// Longest time from the signal to the end of the fence. Kubernetes kills the containers of the Pod after 10 s.
+const LONGEST: Duration = Duration::from_secs(8);
+/// The message of a healthy agent.
+const HEARTBEAT: &[u8] = b"1";
+/// A message that only asks whether a fence listens.
+const PROBE: &[u8] = b"0";
 
 /// Path of the Unix socket of the fence that watches over a routing table in this network namespace.
 fn path(table: u32) -> io::Result<PathBuf> {
@@ -44,39 +61,37 @@ impl Heart {
     /// Sends a heartbeat if `alive`, else a probe, which does not extend the fence's deadline. Returns whether a fence
     /// listens.
     pub(super) fn beat(&self, alive: bool) -> bool {
-        let message: &[u8] = if alive { b"1" } else { b"0" };
+        let message = if alive { HEARTBEAT } else { PROBE };
         self.socket.send_to(message, &self.path).is_ok()
     }
 }
 
-/// Removes the announced routes in a table once `lifetime` has passed since the last heartbeat. Runs until a signal
-/// ends the process.
+/// Removes the announced routes in a table once `lifetime` has passed since the last heartbeat. Returns within 8 s after
+/// SIGTERM or SIGINT, as soon as no agent sends messages any more. Routes that are in the table then stay.
 ///
 /// # Errors
-/// Another fence runs, the socket cannot be bound, or heartbeats cannot be received.
+/// Another fence runs, the socket cannot be bound, or signals or heartbeats cannot be received.
 pub fn run(table: u32, lifetime: Duration) -> anyhow::Result<()> {
+    let mut end = End::on_signals()?;
     let mut socket = Socket::bind(table)?;
     let routes = AnnouncedRoutes::new(table);
     // The fence does not know when the agent last sent a heartbeat, so the whole lifetime begins now.
     let mut deadline = Instant::now() + lifetime;
     let mut is_down = false;
     eprintln!("fence: removes the routes in table {table} {} s after the last heartbeat", lifetime.as_secs());
-    loop {
+    while !end.is_due() {
         if !socket.is_reachable() {
             warn!(table, "the socket of the fence has been removed: binding it again");
             socket = Socket::bind(table)?;
         }
-        let mut message = [0];
-        match socket.datagrams.recv(&mut message) {
-            Ok(_) if message == *b"1" => {
-                deadline = Instant::now() + lifetime;
+        if let Some(message) = socket.receive()? {
+            end.heard = Instant::now();
+            if message == HEARTBEAT {
+                deadline = end.heard + lifetime;
                 if std::mem::take(&mut is_down) {
                     warn!(table, "the agent is back");
                 }
             }
-            Ok(_) => {}
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-            Err(error) => return Err(error).context("cannot receive heartbeats"),
         }
         if Instant::now() < deadline {
             continue;
@@ -89,6 +104,37 @@ pub fn run(table: u32, lifetime: Duration) -> anyhow::Result<()> {
             Err(error) => warn!("no heartbeat of an agent, and {error}; retrying"),
         }
         is_down = true;
+    }
+    eprintln!("fence: ended by a signal; the routes in table {table} stay");
+    Ok(())
+}
+
+/// When a signal ends the fence. The fence handles signals because it is the first process of its container: to such a
+/// process the kernel delivers no signal that would end it by default.
+struct End {
+    /// Whether a signal has arrived.
+    signal: Arc<AtomicBool>,
+    /// When the fence first saw that a signal has arrived.
+    asked: Option<Instant>,
+    /// When the last message of an agent arrived.
+    heard: Instant,
+}
+
+impl End {
+    fn on_signals() -> anyhow::Result<Self> {
+        let signal = Arc::new(AtomicBool::new(false));
+        for number in [SIGTERM, SIGINT] {
+            flag::register(number, Arc::clone(&signal)).context("cannot listen for signals")?;
+        }
+        Ok(Self { signal, asked: None, heard: Instant::now() })
+    }
+
+    fn is_due(&mut self) -> bool {
+        if !self.signal.load(Ordering::Relaxed) {
+            return false;
+        }
+        let asked = *self.asked.get_or_insert_with(Instant::now);
+        asked.max(self.heard).elapsed() >= SILENCE || asked.elapsed() >= LONGEST
     }
 }
 
@@ -106,7 +152,7 @@ impl Socket {
         let path = path(table).context("cannot identify the network namespace")?;
         fs::create_dir_all(FOLDER).with_context(|| format!("cannot create {FOLDER}"))?;
         let probe = UnixDatagram::unbound()?;
-        if probe.send_to(b"0", &path).is_ok() {
+        if probe.send_to(PROBE, &path).is_ok() {
             bail!("another fence watches over table {table} here ({})", path.display());
         }
         match fs::remove_file(&path) {
@@ -120,6 +166,18 @@ impl Socket {
         datagrams.set_read_timeout(Some(LOOK))?;
         let file = identity(&path).with_context(|| format!("cannot read {}", path.display()))?;
         Ok(Self { datagrams, path, file })
+    }
+
+    /// The next message; `None` if none arrives within [`LOOK`], or if a signal ends the wait.
+    fn receive(&self) -> anyhow::Result<Option<[u8; 1]>> {
+        let mut message = [0];
+        match self.datagrams.recv(&mut message) {
+            Ok(_) => Ok(Some(message)),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                Ok(None)
+            }
+            Err(error) => Err(error).context("cannot receive heartbeats"),
+        }
     }
 
     /// Whether the path still leads to this socket, so that the agent's heartbeats arrive here.
