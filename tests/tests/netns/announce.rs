@@ -6,6 +6,7 @@ use std::{
     fmt::Write as _,
     fs,
     net::{IpAddr, SocketAddr, TcpStream},
+    ops::ControlFlow,
     path::PathBuf,
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -105,7 +106,7 @@ impl Segment {
     /// The flags that make the agents agree on which node answers for each address.
     fn members(&self) -> Vec<String> {
         let key = self.dir.join("key");
-        std::fs::write(&key, "a key of more than sixteen bytes\n").unwrap();
+        fs::write(&key, "a key of more than sixteen bytes\n").unwrap();
         let member = |number| format!("n{number}=192.0.2.{number}:7947");
         let all: Vec<String> = (1..=self.nodes.len()).map(member).collect();
         vec![format!("--announce-member={}", all.join(",")), format!("--announce-key-file={}", key.display())]
@@ -311,6 +312,10 @@ fn multicast_group_that_cannot_be_joined_is_logged_once() {
 /// Something else has the path at which the agent pins the link of its program.
 #[test]
 fn node_whose_program_cannot_be_attached_leaves_its_addresses_to_another() {
+    one_of_three(restart_without_program, ControlFlow::is_continue);
+}
+
+fn restart_without_program() -> ControlFlow<String> {
     let (mut segment, sniffer, owner) = three();
     segment.agents[owner - 1].take().unwrap().kill().unwrap();
     wait_for_takeover(&sniffer);
@@ -331,7 +336,7 @@ fn node_whose_program_cannot_be_attached_leaves_its_addresses_to_another() {
     // Longer than an owner waits before it yields to a better node.
     thread::sleep(Duration::from_secs(10));
     assert_eq!(segment.owner(SOON, |_| true).0, next, "{}", agent.log());
-    assert_turns(&sniffer, &[(owner, false), (next, true)]);
+    check_turns(&sniffer, &[(owner, false), (next, true)])
 }
 
 /// The map `SERVICES` has no room for the Service, so the node would drop the packets of clients.
@@ -484,11 +489,10 @@ const SILENCE: Duration = Duration::from_millis(300);
 /// itself, `false` for one that got it by a planned hand-over. Before a node with `true` claims the address, no node
 /// claims it for [`SILENCE`]. The first node's flag has no effect.
 ///
-/// # Errors
-/// There are more turns, each of which began as the protocol allows: a stall of the owner has ended its right, and
+/// Breaks with the turns if there are more, each of which began as the protocol allows: a stall of the owner has ended its right, and
 /// another node has taken over. The test may make another attempt.
 #[track_caller]
-fn check_turns(sniffer: &Sniffer, expected: &[(usize, bool)]) -> Result<(), String> {
+fn check_turns(sniffer: &Sniffer, expected: &[(usize, bool)]) -> ControlFlow<String> {
     let mut longer = Vec::new();
     for address in both() {
         let turns = turns(&sniffer.claims(address));
@@ -505,7 +509,7 @@ fn check_turns(sniffer: &Sniffer, expected: &[(usize, bool)]) -> Result<(), Stri
             assert!(!was_silent || silence >= SILENCE, "{address}: {silence:?} before n{number}");
         }
     }
-    if longer.is_empty() { Ok(()) } else { Err(longer.join("; ")) }
+    if longer.is_empty() { ControlFlow::Continue(()) } else { ControlFlow::Break(longer.join("; ")) }
 }
 
 /// Whether the second turn may follow the first one: after [`SILENCE`], by a hand-over to the best candidate, or by one
@@ -563,10 +567,10 @@ fn assert_burst(sniffer: &Sniffer, number: usize, stopwatch: Stopwatch) {
 
 #[test]
 fn exactly_one_of_three_nodes_answers_and_another_replaces_it_within_two_seconds() {
-    one_of_three(kill_owner, Result::is_ok);
+    one_of_three(kill_owner, ControlFlow::is_continue);
 }
 
-fn kill_owner() -> Result<(), String> {
+fn kill_owner() -> ControlFlow<String> {
     let (mut segment, sniffer, owner) = three();
     for _ in 0..3 {
         assert_eq!(segment.owner(SOON, |_| true).0, owner);
@@ -640,10 +644,10 @@ const CONNECTION_INTERVAL: Duration = Duration::from_millis(2);
 /// connection at a time, and the packets move twice, so at most two connections end.
 #[test]
 fn planned_handover_ends_only_connections_that_are_open_at_that_moment() {
-    one_of_three(hand_over_twice, Result::is_ok);
+    one_of_three(hand_over_twice, ControlFlow::is_continue);
 }
 
-fn hand_over_twice() -> Result<(), String> {
+fn hand_over_twice() -> ControlFlow<String> {
     let (mut segment, sniffer, owner) = three();
     let stop = AtomicBool::new(false);
     let client = segment.clients[0].clone();
@@ -679,15 +683,15 @@ fn hand_over_twice() -> Result<(), String> {
     let were_reset = lost.iter().all(|error| error.contains("reset by peer"));
     assert!(lost.len() <= 2 && were_reset, "{lost:?} of {count}");
     assert!(count > 50 && took < Duration::from_secs(1), "{count} {took:?}");
-    Ok(())
+    ControlFlow::Continue(())
 }
 
 #[test]
 fn hung_owner_stops_answering_before_another_begins() {
-    one_of_three(hang_owner, Result::is_ok);
+    one_of_three(hang_owner, ControlFlow::is_continue);
 }
 
-fn hang_owner() -> Result<(), String> {
+fn hang_owner() -> ControlFlow<String> {
     let (segment, sniffer, owner) = three();
     let agent = segment.agents[owner - 1].as_ref().unwrap();
     agent.signal(Signal::SIGSTOP).unwrap();
@@ -713,10 +717,10 @@ fn hang_owner() -> Result<(), String> {
 /// simulation in `lb-core/src/announce/simulation.rs` tests more of these situations.)
 #[test]
 fn one_of_three_nodes_apart_stops_and_without_a_majority_no_node_announces() {
-    one_of_three(set_nodes_apart, Result::is_ok);
+    one_of_three(set_nodes_apart, ControlFlow::is_continue);
 }
 
-fn set_nodes_apart() -> Result<(), String> {
+fn set_nodes_apart() -> ControlFlow<String> {
     let (segment, sniffer, owner) = three();
     let others: Vec<usize> = (1..=3).filter(|number| *number != owner).collect();
     // The owner is apart from the two others, one of which takes over.
@@ -756,7 +760,7 @@ fn set_nodes_apart() -> Result<(), String> {
     wait_for(SOON, || (claimed() > before).then_some(())).expect("the owner must go on");
     check_turns(&sniffer, &[(owner, false), (next, true), (owner, true)])?;
     assert!(segment.is_silent(apart));
-    Ok(())
+    ControlFlow::Continue(())
 }
 
 /// Waits until no node has claimed the addresses for 2 s, longer than a promise lasts.
