@@ -33,6 +33,11 @@ impl<'a> Wires<'a> {
         Self(wires.collect())
     }
 
+    /// The device with this interface index.
+    pub(super) fn get(&self, index: u32) -> Option<&Wire> {
+        self.0.iter().map(|(wire, _)| wire).find(|wire| wire.index == index)
+    }
+
     /// The interface names of the devices.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|(wire, _)| wire.name.as_str())

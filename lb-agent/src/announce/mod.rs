@@ -36,6 +36,7 @@ use lb_common::{AnnounceKey, Announcement, Heard};
 use lb_core::{
     announce::{
         advertisement::{Advertised, labels_of},
+        bgp::is_refuted,
         cluster::Cluster,
         devices::LastingDevices,
         election::{Candidacy, Candidate, candidacies},
@@ -51,18 +52,19 @@ use tokio::{sync::watch, time};
 use tracing::{info, warn};
 
 pub(crate) use self::report::{announcer, means};
-pub use self::{
-    coverage::Coverage,
-    kernel::Kernel,
-    members::{Key, Member, Members, Who},
-    report::{AnnouncedBy, AnnouncementReport},
-};
 use self::{
+    bgp::Completeness,
     devices::{Wire, Wires},
     held::Held,
     missed::Missed,
     peers::Peers,
     report::Facts,
+};
+pub use self::{
+    coverage::Coverage,
+    kernel::Kernel,
+    members::{Key, Member, Members, Who},
+    report::{AnnouncedBy, AnnouncementReport},
 };
 use crate::{daemon::state::State, log_few::warn_new, metrics::Metrics, stop};
 
@@ -90,6 +92,8 @@ pub struct Sources {
     pub network: watch::Receiver<Network>,
     /// Whether the Services are in the kernel: at least one synchronisation has completed.
     pub synchronised: watch::Receiver<bool>,
+    /// Whether all objects have been read.
+    pub complete: watch::Receiver<Completeness>,
     /// Becomes true when the agent stops. The announcer drops this receiver after it has handed over its addresses.
     pub stop: watch::Receiver<bool>,
 }
@@ -107,6 +111,9 @@ pub struct Announcer {
     state: Arc<State>,
     metrics: Arc<Metrics>,
     candidacies: Vec<Candidacy>,
+    /// Without members: what an earlier agent has announced for Services that this agent has not read. These stay until
+    /// it has read all objects, because the kernel still serves them.
+    adopted: BTreeSet<AnnounceKey>,
     /// Names of the devices on which this node can announce addresses.
     wires: Vec<String>,
     lasting: LastingDevices,
@@ -163,6 +170,7 @@ impl Announcer {
             state,
             metrics,
             candidacies: Vec::new(),
+            adopted: BTreeSet::new(),
             wires: Vec::new(),
             lasting: LastingDevices::default(),
             devices: None,
@@ -193,11 +201,14 @@ impl Announcer {
         if self.peers.is_some() {
             // This agent does not know the rights behind the records of an earlier agent, so it deletes the records.
             self.kernel.maps.set(&BTreeMap::new())?;
+        } else {
+            self.adopted = self.kernel.maps.get()?.into_keys().collect();
         }
         loop {
             let is_member = self.peers.as_ref().is_some_and(Peers::is_active);
             let busy = is_member || self.in_use || !self.candidacies.is_empty();
-            let Sources { advertised, cluster, holders, network, synchronised, stop } = &mut self.sources;
+            let Sources { advertised, cluster, holders, network, synchronised, complete, stop } =
+                &mut self.sources;
             tokio::select! {
                 // With an API server but without `--announce`, the senders of `advertised` and `cluster` are closed, so
                 // `changed` fails and `select!` disables the branches. The announcer then only withdraws what an
@@ -207,6 +218,7 @@ impl Announcer {
                 changed = holders.changed() => changed?,
                 changed = network.changed() => changed?,
                 changed = synchronised.changed() => changed?,
+                changed = complete.changed() => changed?,
                 () = stop::requested(stop) => break,
                 _ = tick.tick(), if busy => {
                     self.tick();
@@ -258,7 +270,8 @@ impl Announcer {
             Wires::new(&network, &self.patterns).names().map(str::to_owned).collect()
         };
         self.devices = self.devices(Announcements::now());
-        let Sources { advertised, cluster, holders, synchronised, .. } = &mut self.sources;
+        let Sources { advertised, cluster, holders, synchronised, complete, .. } = &mut self.sources;
+        let is_closed = advertised.has_changed().is_err();
         let ready = *synchronised.borrow_and_update();
         let devices = self.devices.as_ref();
         let nodes = match &mut self.peers {
@@ -271,6 +284,13 @@ impl Announcer {
         let (advertised, holders) = (advertised.borrow_and_update(), holders.borrow_and_update());
         self.candidacies =
             if ready { candidacies(&advertised, &holders, &nodes, &self.node) } else { Vec::new() };
+        // The sender of advertisements is closed if this agent announces nothing at layer 2.
+        let is_whole = *complete.borrow_and_update() == Completeness::Whole || is_closed;
+        let is_known = |address: IpAddr| {
+            self.candidacies.iter().any(|candidacy| candidacy.address == address)
+                || is_refuted(&holders, &self.node, address)
+        };
+        self.adopted.retain(|key| !is_whole && !is_known(key.address.into()));
         drop((advertised, holders));
         if let Some(peers) = self.peers.as_mut().filter(|_| ready) {
             let of = |candidacy: &Candidacy| (candidacy.address, candidacy.nodes.clone());
@@ -323,7 +343,8 @@ impl Announcer {
             let places = places.map(move |wire| (AnnounceKey { address, device: wire.index }, wire));
             places.collect::<Vec<_>>()
         };
-        mine.flat_map(of).collect()
+        let adopted = self.adopted.iter().filter_map(|key| Some((*key, wires.get(key.device)?.clone())));
+        mine.flat_map(of).chain(adopted).collect()
     }
 
     /// Sends questions to the other members, and proposes voters. Updates the records first, so that this node no
@@ -435,8 +456,9 @@ impl Announcer {
         }
         let alone = Right { since: 0, deadline: Announcement::NEVER };
         let is_mine = |candidacy: &&Candidacy| !candidacy.nodes.is_empty() && candidacy.is_served_here;
-        let mine = self.candidacies.iter().filter(is_mine);
-        mine.map(|candidacy| (candidacy.address, alone)).collect()
+        let mine = self.candidacies.iter().filter(is_mine).map(|candidacy| candidacy.address);
+        let adopted = self.adopted.iter().map(|key| key.address.into());
+        mine.chain(adopted).map(|address| (address, alone)).collect()
     }
 
     /// Whether this node has gained or lost a right since the last update, or has renewed the right that ends first.

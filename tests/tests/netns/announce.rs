@@ -339,6 +339,25 @@ fn restart_without_program() -> ControlFlow<String> {
     check_turns(&sniffer, &[(owner, false), (next, true)])
 }
 
+/// The kernel goes on serving the Service as the earlier agent has read it.
+#[test]
+fn lone_node_answers_for_a_service_that_became_invalid_before_a_restart() {
+    let mut segment = Segment::new(1);
+    segment.start(&[]);
+    segment.advertise();
+    segment.owner(SOON, |_| true);
+    segment.agents[0].take().unwrap().terminate().unwrap();
+    segment.folders[0].write("web", &manifests(1).replace("port: 80,", "port: 0,")).unwrap();
+    let agent = Agent::start(&segment.nodes[0], segment.settings(1, &[])).unwrap();
+    // Longer than the agent needs to read the folder and to update the records.
+    thread::sleep(Duration::from_secs(3) * patience());
+    let answers = |segment: &Segment| (segment.arping(0, VIP), segment.ndisc(0, VIP6));
+    assert_eq!(answers(&segment), (of_node(1), of_node(1)), "{}", agent.log());
+    segment.folders[0].remove("web").unwrap();
+    let is_silent = || (answers(&segment) == (BTreeSet::new(), BTreeSet::new())).then_some(());
+    wait_for(SOON, is_silent).unwrap_or_else(|| panic!("the Service is deleted\n{}", agent.log()));
+}
+
 /// The map `SERVICES` has no room for the Service, so the node would drop the packets of clients.
 #[test]
 fn lone_node_does_not_answer_for_an_address_that_it_cannot_serve() {

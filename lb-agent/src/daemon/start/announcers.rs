@@ -29,13 +29,14 @@ pub(super) fn spawn(
         holders: channels.holders.receiver.clone(),
         network,
         synchronised: channels.synchronised.receiver.clone(),
+        complete: channels.complete.receiver.clone(),
         stop: stop.subscribe(),
     };
     let by_bgp = routes::Inputs {
         advertised: sources.advertised.clone(),
         holders: sources.holders.clone(),
         synchronised: sources.synchronised.clone(),
-        complete: channels.complete.receiver.clone(),
+        complete: sources.complete.clone(),
     };
     // With an API server, the agent reads advertisements at layer 2 only if `--announce` is set.
     let at_layer_2 = matches!(config.source, Source::Manifests(_)) || config.announce.port.is_some();

@@ -30,5 +30,5 @@ pub use self::{
     community::Community,
     objects::{Object, Objects, Unread},
     peer::{BfdProfile, Peer},
-    routes::{Adopted, AnnouncedAddress, Offer, announced, routes},
+    routes::{Adopted, AnnouncedAddress, Offer, announced, is_refuted, routes},
 };

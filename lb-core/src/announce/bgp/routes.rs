@@ -82,6 +82,13 @@ fn serves(holder: &Holder, this: &Arc<str>, address: IpAddr) -> bool {
     holder.is_served_at(address) && holder.here.contains(&address) && holder.lets_announce(this, address)
 }
 
+/// Whether the Services that have the address show that the node `this` must not announce it: there are some, and the
+/// node serves none of them at the address.
+pub fn is_refuted(holders: &BTreeMap<ObjectName, Holder>, this: &Arc<str>, address: IpAddr) -> bool {
+    let mut of = holders.values().filter(|holder| holder.addresses.contains(&address)).peekable();
+    of.peek().is_some() && !of.any(|holder| serves(holder, this, address))
+}
+
 /// Routes that an earlier agent has left in the table, and that this agent cannot judge yet: objects that it has not
 /// read yet may call for them.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -103,10 +110,7 @@ impl Adopted {
         this: &Arc<str>,
         complete: bool,
     ) {
-        let refuted = |address: IpAddr| {
-            let mut of = holders.values().filter(|holder| holder.addresses.contains(&address)).peekable();
-            of.peek().is_some() && !of.any(|holder| serves(holder, this, address))
-        };
+        let refuted = |address| is_refuted(holders, this, address);
         self.0.retain(|net| {
             let is_host = net.prefix_len() == net.max_prefix_len();
             !(complete || wanted.contains_key(net) || is_host && refuted(net.addr()))
