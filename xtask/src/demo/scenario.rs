@@ -11,7 +11,7 @@ use lb_tests::client::{Answer, Connection, ask_http, ask_udp};
 use lb_tests::cluster::{Cluster, HTTP_PORT};
 use lb_tests::manifests::{Port, Service};
 use lb_tests::netns::Netns;
-use lb_tests::wait_for;
+use lb_tests::{wait_for, within};
 
 use super::report::{Report, Traffic, say};
 
@@ -326,7 +326,7 @@ fn remove_backend(cluster: &Cluster, web: SocketAddr, server: &str, report: &mut
     write_web(cluster, &others)?;
     // The removed pod would get about a quarter of these connections.
     let avoided =
-        wait_for(PROMPTLY, || (!answers(cluster, web, 60).contains_key(server)).then(|| start.elapsed()));
+        within(PROMPTLY, || (!answers(cluster, web, 60).contains_key(server)).then(|| start.elapsed()));
     let after = answers(cluster, web, REQUESTS);
     let others_answer: u32 = after.iter().filter(|(pod, _)| *pod != server).map(|(_, count)| count).sum();
     let soon =
