@@ -303,13 +303,16 @@ impl Announcer {
     }
 
     /// Determines for which addresses this node does not ask the other members: those that its kernel does not serve,
-    /// and those for which no device has the program.
+    /// and those for which no device could get the program. (An address whose device has just gone down stays, because
+    /// the device may come back.)
     fn decline(&mut self) {
         let Some(peers) = &mut self.peers else { return };
         let (places, broken) = (&self.places, &self.broken);
-        let has_place =
-            |address: IpAddr| places.range(keys(address)).any(|(key, _)| !broken.contains(&key.device));
-        let is_unserved = |candidacy: &&Candidacy| !candidacy.is_served_here || !has_place(candidacy.address);
+        let is_broken = |address: IpAddr| {
+            let mut devices = places.range(keys(address)).map(|(key, _)| key.device).peekable();
+            devices.peek().is_some() && devices.all(|device| broken.contains(&device))
+        };
+        let is_unserved = |candidacy: &&Candidacy| !candidacy.is_served_here || is_broken(candidacy.address);
         let unserved = self.candidacies.iter().filter(is_unserved).map(|candidacy| candidacy.address);
         peers.leases().set_unserved(unserved.collect());
     }
