@@ -195,8 +195,8 @@ impl Allocator {
         });
     }
 
-    /// Releases the allocations of Services that do not exist. Must be called once all existing Services are known,
-    /// before the first assignment.
+    /// Releases the allocations of Services that do not exist. Must be called once all existing Services are known;
+    /// until then, no other Service gets these values.
     pub fn retain(&mut self, exists: impl Fn(&ObjectName) -> bool) {
         let gone: Vec<ObjectName> =
             self.services.keys().filter(|service| !exists(service)).cloned().collect();

@@ -445,7 +445,8 @@ pub enum SourceEvent {
     DetectsInside(Families),
     /// Endpoints have become unhealthy (`true`), or usable again (`false`).
     Unhealthy(Vec<(Target, bool)>),
-    /// The source has sent every readable object at least once.
+    /// The source has sent every readable object at least once. (A folder of manifests sends this event after about a
+    /// second even if files in it are still changing and have not been read.)
     Synchronised,
     /// The source has sent every object that it could read; the others belong to these Services. The agent may delete
     /// from the maps what belongs neither to these Services nor to an object that was sent. If there are such Services,

@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use crate::protocol::Protocol;
 
 /// How this node sends packets of external clients to backends on other nodes, under `externalTrafficPolicy: Cluster`.
-/// Services with the PROXY protocol, and backends whose node is unknown, always have [`Self::Snat`].
+/// TCP ports of Services with the PROXY protocol, and backends whose node is unknown, always have [`Self::Snat`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NorthSouthMode {
     /// Masqueraded with the node's address, as by kube-proxy: the backend's replies return through this node.

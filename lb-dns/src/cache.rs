@@ -28,7 +28,8 @@ const STALE: Duration = Duration::from_secs(3600);
 const STALE_TTL: u32 = 30;
 /// How long after a failure of the upstream servers the forwarder uses an expired answer before it asks them again.
 const RECHECK: Duration = Duration::from_secs(30);
-/// How long a failure is remembered (RFC 9520): at first, and at most. Each further failure doubles the time.
+/// How long a failure is remembered (RFC 9520) if there is no expired answer: at first, and at most. Each further
+/// failure doubles the time.
 const FIRST_FAILURE: Duration = Duration::from_secs(1);
 const LONGEST_FAILURE: Duration = Duration::from_secs(5);
 

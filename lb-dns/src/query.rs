@@ -1,5 +1,5 @@
-//! Parses queries. Whatever name they ask for: drops responses and truncated headers; answers malformed messages,
-//! opcodes other than QUERY, classes other than IN, zone transfers and unknown EDNS versions with an error.
+//! Parses queries. Drops responses, and messages that are shorter than a header. Answers malformed messages, opcodes
+//! other than QUERY, classes other than IN, zone transfers and unknown EDNS versions with an error, for any name.
 
 use hickory_proto::{
     op::{Edns, Message, MessageType, OpCode, Query as Question, ResponseCode},

@@ -124,7 +124,8 @@ pub struct Announcer {
     places: BTreeMap<AnnounceKey, Wire>,
     /// This node's rights to announce at the last update, by address.
     rights: BTreeMap<IpAddr, Right>,
-    /// Interface indices of the devices to which the program could not be attached: nobody answers there.
+    /// Interface indices of the devices to which the program could not be attached: this node does not
+    /// answer there.
     broken: BTreeSet<u32>,
     /// The announcements of this node, by address and device.
     held: BTreeMap<AnnounceKey, Held>,
@@ -193,7 +194,7 @@ impl Announcer {
     ///
     /// # Errors
     ///
-    /// The records of an earlier agent cannot be deleted, or another task has ended.
+    /// The records of an earlier agent cannot be read or deleted, or another task has ended.
     pub async fn run(mut self) -> anyhow::Result<Infallible> {
         let mut tick = time::interval(TICK);
         tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);

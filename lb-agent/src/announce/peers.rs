@@ -173,7 +173,8 @@ impl Peers {
         self.leases.tick(now)
     }
 
-    /// Sends questions to all other members. The next tick repeats lost ones.
+    /// Sends questions to all other members. The next tick repeats lost requests for addresses. An address that this
+    /// member gives back is named only once: if that question is lost, the voter's promise expires.
     pub(super) fn send(&self, questions: &[Ask]) {
         for name in self.others.keys() {
             for question in questions {

@@ -68,8 +68,8 @@ pub struct Report {
     pub devices: Vec<DeviceReport>,
     /// Addresses and settings of the node.
     pub node: NodeReport,
-    /// The addresses that members announce, or should announce, at layer 2, and those that this node announces by BGP.
-    /// Older agents do not report them.
+    /// The addresses that members announce, or should announce, at layer 2, and those that this node announces by BGP, or
+    /// would announce if their routes were in the table. Older agents do not report them.
     #[serde(default)]
     pub announcements: Vec<AnnouncementReport>,
     /// Load balancers' addresses that no advertisement covers. Older agents do not report them.
@@ -216,7 +216,7 @@ pub struct InterceptReport {
 pub struct LoadBalancerReport {
     /// Node of the elected agent; `None` while no agent is elected.
     pub leader: Option<String>,
-    /// Whether the reporting agent is the elected one.
+    /// Whether the reporting agent is the elected one, and its term has begun.
     pub is_here: bool,
     /// Use of each address pool; empty unless the reporting agent is elected.
     pub pools: Vec<PoolReport>,

@@ -61,7 +61,7 @@ fn identity(bpffs: &Path) -> io::Result<String> {
 }
 
 /// Path of a file in which the agent of `bpffs` keeps data for the next agent, also for that of another Pod. The file
-/// stays until the machine restarts.
+/// stays until an agent removes it or the machine restarts.
 ///
 /// # Errors
 /// The directory of pins cannot be read.

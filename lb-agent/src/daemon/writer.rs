@@ -108,7 +108,8 @@ pub(super) struct Writer {
     grace: Option<JoinHandle<Result<Epoch, DatapathError>>>,
     /// When the writer was created; times of slow starts count from this instant.
     started: Instant,
-    /// The conditions of the last report. Only conditions that are not among them are logged.
+    /// The conditions of the last report, without those of Services that wait for room in a map, which are logged as
+    /// shortages. Only conditions that are not in this set are logged.
     logged: BTreeSet<String>,
     waiting: Waiting,
     /// Whether the writer has sent the prober its first list of targets, which may be empty.

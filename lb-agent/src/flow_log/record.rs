@@ -85,7 +85,8 @@ pub struct Record<'a> {
     /// When the connection began; `None` if it is older than the log, or the event of its start was lost.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub start: Option<Timestamp>,
-    /// Seconds from `start` to the last packet; in an intermediate line, to `time`. `None` if `start` is `None`.
+    /// Seconds from `start` to the packet that closed the connection, or else to the last packet; in an intermediate
+    /// line, to `time`. `None` if `start` is `None`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub duration: Option<f64>,
     /// Why the connection has ended; `None` in an intermediate line.

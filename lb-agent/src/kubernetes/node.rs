@@ -18,8 +18,9 @@ const ABOUT_TO_GO: &str = "ToBeDeletedByClusterAutoscaler";
 /// is still running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// Whether load balancers may send traffic to this node, by kube-proxy's rules: its Node exists, is not being
-    /// deleted, and is not about to be removed by the cluster autoscaler.
+    /// Whether load balancers may send traffic to this node, by kube-proxy's rules: its Node has not been deleted, is
+    /// not being deleted, and is not about to be removed by the cluster autoscaler. True until the API server has
+    /// returned the Node.
     pub eligible: bool,
     /// The node's zone, from the label `topology.kubernetes.io/zone`.
     pub zone: Option<Arc<str>>,

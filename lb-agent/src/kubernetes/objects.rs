@@ -191,7 +191,9 @@ impl<K: Kind> Objects<K> {
         let service = K::service(&name, metadata);
         let stays = match (unread, &service) {
             (true, _) => K::AFTER_RESTART.to_owned(),
-            // This also holds after a restart, because the agent then reads that state from the kernel.
+            // For the proxy this also holds after a restart, because the agent then reads that state from the kernel.
+            // Queries for DNS names of an unreadable object then get SERVFAIL, and the load balancer controller assigns
+            // no address until the object is readable.
             (false, Some(_)) => "its last good state stays in force".to_owned(),
             (false, None) => {
                 let then = K::AFTER_RESTART;

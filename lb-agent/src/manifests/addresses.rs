@@ -163,8 +163,9 @@ impl Addresses {
         services.iter().enumerate().map(outcome).collect()
     }
 
-    /// Writes addresses from pools to `status.loadBalancer.ingress` of the Services without an error, unless their
-    /// manifests have addresses there. Returns which load balancers wait for addresses, by the index of the Service.
+    /// Requests addresses from pools for the Services without an error. Writes the addresses of all Services whose
+    /// manifests have none to `status.loadBalancer.ingress`. Returns which load balancers wait for addresses, by the
+    /// index of the Service.
     fn assign_load_balancers(
         &mut self,
         services: &mut [api::Service],

@@ -28,7 +28,7 @@ pub struct CheckReport {
     /// The check, as in the annotation `lb.dev/health-check`.
     pub check: String,
     /// Milliseconds from one probe to the next, on average. While results contradict the verdict, the pause is the
-    /// timeout if that is shorter.
+    /// timeout if that is shorter, unless the target is held because it flaps.
     pub interval_milliseconds: u64,
     /// Time limit of a probe, in milliseconds.
     pub timeout_milliseconds: u64,

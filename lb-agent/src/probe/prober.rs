@@ -32,7 +32,7 @@ use crate::{kubernetes::Events, kubernetes::at, log_few, metrics::Metrics};
 /// Minimum time between two writes of the file of unhealthy targets.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
 /// How long, after the first targets, the verdicts of an earlier agent are kept for targets that no Service uses yet:
-/// long enough to read all Services.
+/// an object of their Service may be unreadable at first.
 const REMEMBERED: Duration = Duration::from_mins(10);
 /// Interval at which the task looks for backends that leave SYNs unanswered.
 const LOOK: Duration = Duration::from_millis(500);
@@ -61,7 +61,7 @@ pub(crate) struct Prober {
     written: Option<Instant>,
     started: Instant,
     /// When the task removes the unhealthy targets of an earlier agent that no Service uses. `None` if there are none,
-    /// and before the first targets, which come once the sources are complete.
+    /// and before the first targets, which come with the first plan, once the sources have sent all readable objects.
     forget_at: Option<Instant>,
     running: JoinSet<(Target, Result<(), Failure>)>,
     /// Backends that leave SYNs of clients unanswered; `None` without `--syn-retries`, because the programs record such

@@ -29,8 +29,8 @@ pub struct Candidacy {
     pub services: Vec<ObjectName>,
     /// The L2Advertisements that cover the pool.
     pub advertisements: Vec<ObjectName>,
-    /// The nodes that may announce the address, the best first; perhaps none. The first of them that is alive asks for
-    /// the right to announce it.
+    /// The nodes that may announce the address, the best first; perhaps none. The first of them that is alive and
+    /// serves the address asks for the right to announce it.
     pub nodes: Vec<Arc<str>>,
     /// Whether this node's kernel leads external clients of one of the Services to endpoints. If not, the node must not
     /// announce the address, as it would drop the packets.

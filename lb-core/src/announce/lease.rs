@@ -575,8 +575,9 @@ impl Leases {
         had_time && peer.generation.0 < self.voters.generation
     }
 
-    /// Like [`Self::lives`]; also, `node` has not declined the address for that long, and for [`Timing::silence`] at
-    /// least: its next question repeats that it declines. And this member has not passed it over.
+    /// Whether the member `node` may become the owner of the address: it has been alive for `settled` nanoseconds
+    /// ([`Self::lives`]), it has not declined the address in that time, or in [`Timing::silence`] if that is longer
+    /// (each of its questions repeats what it declines), and this member has not passed it over.
     fn is_available(&self, node: &Arc<str>, address: IpAddr, now: Nanos, settled: Nanos) -> bool {
         let patience = settled.max(self.timing.silence);
         let refuses = |peer: &Peer| {

@@ -147,8 +147,9 @@ impl Voters {
     }
 }
 
-/// Bytes of JSON that the names or addresses of one message may take. Together with the rest of the message, which has
-/// two names of nodes of up to 63 bytes, they fit into the 1,280 bytes that each IPv6 link carries.
+/// Bytes of JSON that the names or addresses of one message may take. Together with the rest of the message, they fit
+/// into the 1,280 bytes that each IPv6 link carries, if the two nodes that the message names have names of at most 63
+/// bytes. With longer names (up to 253 bytes), IP may fragment the message.
 const LIST: usize = 600;
 /// Bytes that each element of a JSON list takes in addition to its text: two quotation marks and a comma.
 const AROUND: usize = 3;

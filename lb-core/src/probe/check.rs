@@ -90,8 +90,8 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timing {
     /// Usual time from the start of one probe to the start of the next. The monitor varies it by up to 10 % (by up to
-    /// 50 % before the second probe), uses [`Self::fast`] in its place while results contradict the verdict, and sends
-    /// the next probe at once after a hint of failure.
+    /// 50 % before the second probe), uses [`Self::fast`] in its place while results contradict the verdict of a target
+    /// that is not held, and sends the next probe at once after a hint of failure.
     pub interval: Duration,
     /// Time without an answer after which a probe has failed; less than `interval`.
     pub timeout: Duration,

@@ -27,8 +27,8 @@ pub(super) struct Bird {
     is_accepted: bool,
     /// Whether BIRD runs with the present content of the configuration file.
     is_in_use: bool,
-    /// The last attempt to make BIRD use a new configuration text, if the attempt failed; `None` if it succeeded, or if
-    /// BIRD already uses the wanted text.
+    /// Why the last update failed: the agent could not read the configuration file, or could not make BIRD use a new
+    /// text. `None` if the update succeeded, or if BIRD already uses the wanted text.
     failed: Option<Failure>,
 }
 

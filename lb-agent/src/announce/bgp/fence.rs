@@ -31,7 +31,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Time without a message after which a fence that has got a signal ends. When a Pod ends, its agent gets the signal as
 /// well: without a fence, the agent would withdraw its routes.
 const SILENCE: Duration = Duration::from_secs(4);
-/// Longest time from the signal to the end of the fence. Kubernetes kills the containers of the Pod after 10 s.
+/// Time from the signal after which the fence ends even while messages arrive; it may take [`LOOK`] longer. Kubernetes
+/// kills the containers of the Pod after 10 s.
 const LONGEST: Duration = Duration::from_secs(8);
 /// The message of a healthy agent.
 const HEARTBEAT: &[u8] = b"1";
@@ -66,8 +67,9 @@ impl Heart {
     }
 }
 
-/// Removes the announced routes in a table once `lifetime` has passed since the last heartbeat. Returns within 8 s after
-/// SIGTERM or SIGINT, as soon as no agent sends messages any more. Routes that are in the table then stay.
+/// Removes the announced routes in a table once `lifetime` has passed since the last heartbeat. After SIGTERM or
+/// SIGINT, returns once 4 s have passed since the signal and since the last message of an agent, but at most about 9 s
+/// after the signal. Routes that are in the table then stay.
 ///
 /// # Errors
 /// Another fence runs, the socket cannot be bound, or signals or heartbeats cannot be received.

@@ -40,11 +40,11 @@ pub struct AddressOptions {
 pub struct AddressReport {
     /// Name of the node whose agent holds the Lease; `None` if no agent does.
     pub leader: Option<String>,
-    /// Whether this agent holds the Lease.
+    /// Whether this agent acts as the leader: it holds the Lease, and its term has begun.
     pub is_here: bool,
-    /// Conditions of pools, Services and the API server; empty unless this agent holds the Lease.
+    /// Conditions of pools, Services and the API server; empty unless `is_here`.
     pub conditions: Vec<String>,
-    /// How many addresses of each pool are in use; empty unless this agent holds the Lease.
+    /// How many addresses of each pool are in use; empty unless `is_here`.
     pub pools: Vec<PoolUsage>,
 }
 

@@ -1,5 +1,6 @@
 //! `lb-agent announce voters`: lists the nodes that vote on announcements, as the API server has them. With
-//! `--replace`, it removes all voters, unless the API server has Node objects for a majority of them.
+//! `--replace`, it removes all voters, unless a majority of them have Node objects and are not named by
+//! `--without-agent`.
 
 use std::collections::BTreeSet;
 
@@ -63,8 +64,8 @@ impl VotersObject {
     ///
     /// # Errors
     ///
-    /// A name is not that of a voter, the API server has Node objects for a majority of the voters, the voters have the
-    /// last possible generation, or the API server refuses the change.
+    /// A name is not that of a voter, a majority of the voters have Node objects and are not in `without_agent`, the
+    /// voters have the last possible generation, or the API server refuses the change.
     pub async fn replace(self, without_agent: &[String]) -> anyhow::Result<()> {
         let is_named = |name: &str| without_agent.iter().any(|named| named == name);
         if let Some(other) = without_agent.iter().find(|named| !self.voters.names.contains(named.as_str())) {
