@@ -26,7 +26,7 @@ pub enum Verdict {
 pub enum Outcome {
     /// Neither IPv4 nor IPv6.
     NotIp = 0,
-    /// A protocol without ports (an ICMP echo, ESP, …).
+    /// A protocol without ports (an ICMP echo, ESP, …), or a first fragment of SCTP.
     NotTransport = 1,
     /// Headers that are truncated or contradict each other: left to the stack, which reports the error better.
     Malformed = 2,
@@ -34,7 +34,9 @@ pub enum Outcome {
     NoService = 3,
     /// A packet of a flow that the other hook translates, or has already translated.
     OtherHook = 4,
-    /// A later fragment of a datagram whose first fragment was not translated or not seen.
+    /// A later fragment that is not translated: its first fragment was not translated or not seen, or its flow has no
+    /// entry any more. Also a later fragment of a routed or tunnelled flow that only an ICMP error could answer (hop
+    /// limit used up, larger than the MTU).
     UnknownFragment = 5,
     /// An ICMP error about a packet of no tracked flow.
     UnknownIcmpError = 6,
@@ -46,8 +48,8 @@ pub enum Outcome {
     Reply = 9,
     /// An ICMP error about a translated packet; the program has translated the error.
     IcmpError = 10,
-    /// A packet of a hairpin flow (a pod reaches itself through a VIP), in either direction, or an ICMP error about
-    /// one: translated and sent back.
+    /// A packet of a hairpin flow (client and backend have the same address, such as a pod that reaches itself through
+    /// a VIP), in either direction, or an ICMP error about one: translated and sent back.
     Hairpin = 11,
     /// A TCP segment that is answered with RST: a segment to a service without backends, or to a port of a cluster IP
     /// that no service has; a segment of no tracked flow to a frontend with
@@ -70,7 +72,9 @@ pub enum Outcome {
     TornService = 17,
     /// Dropped: a service record points at a slot outside `BACKENDS`. Only a bug can cause this.
     NoBackend = 18,
-    /// Dropped: a kernel helper failed to rewrite or redirect the packet.
+    /// Dropped: a kernel helper failed to rewrite or redirect the packet. Also a segment of a flow with a PROXY
+    /// protocol header, if it is a fragment whose payload would have to be removed or replaced, or if the reverse entry
+    /// of the flow is lost.
     RewriteFailed = 19,
     /// A packet of a masqueraded connection, on the way between this node and the backend: the client's address was
     /// translated. Also a packet of a connection of the node itself whose source port was translated.
@@ -125,9 +129,9 @@ pub enum Outcome {
     /// Dropped: a TCP segment of a Service or flow with a combination of flags that no TCP implementation sends, such
     /// as FIN without ACK.
     InvalidFlags = 40,
-    /// A frame for another host, for several hosts, or of a VLAN: the stack forwards it on the link layer, hands it to
-    /// the device of the VLAN, or drops it. (If [`crate::filter`] shows that no flow and no Service has the packet, the
-    /// frame counts as `no_service` instead.)
+    /// A frame for another host, for several hosts (broadcast, multicast), or of a VLAN: the stack forwards it on the
+    /// link layer, takes it itself, hands it to the device of the VLAN, or drops it. (If [`crate::filter`] shows that
+    /// no flow and no Service has the packet, the frame counts as `no_service` instead.)
     OtherHost = 41,
     /// A packet to a backend on another node that was sent in a tunnel without a flow, because the flow table has no
     /// room for one. The Maglev table of the Service still chooses the same backend for each packet of a connection.

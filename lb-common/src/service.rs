@@ -297,7 +297,9 @@ describe!(Backend { address, port, flags, weight, active_flows_slot = "counter" 
 /// Bits of [`Backend::flags`].
 pub mod backend_flags {
     /// The endpoint is terminating. It is a backend because it still serves, and because no ready endpoint is left in
-    /// the cluster (or, if the traffic policy is `Local`, on this node).
+    /// the cluster (or, if the traffic policy is `Local`, on this node). With [`DSR`](super::service_flags::DSR), a
+    /// terminating endpoint on this node is also a backend, of weight 0, if this node has no ready endpoint, even if
+    /// other nodes have one: packets that other nodes send through a tunnel must find their backend.
     pub const TERMINATING: u16 = 1;
     /// The endpoint is on this node.
     pub const LOCAL: u16 = 2;

@@ -44,7 +44,8 @@ pub mod settings_flags {
     /// The tunnels of new flows are GUE (over UDP); without this bit, they are IP in IP.
     pub const GUE: u32 = 2;
     /// The next hop of a packet depends only on its destination, its protocol and the device that it came in through:
-    /// there are no policy rules other than the kernel's own, and no multipath routes.
+    /// all policy rules send all packets to the tables of the kernel's own rules, and no route is multipath or limited
+    /// to a source or TOS.
     pub const ROUTES_BY_DESTINATION: u32 = 4;
 }
 

@@ -12,8 +12,9 @@ pub mod flow_flags {
     /// Packets are translated where they leave the node (tc egress); without this bit, where they enter (tc ingress or
     /// XDP).
     pub const AT_EGRESS: u8 = 2;
-    /// Hairpin: client and backend are the same pod, and translated packets go back through the device they came from.
-    /// Together with [`AT_EGRESS`], this bit marks a [caught](CAUGHT) flow instead.
+    /// Hairpin: client and backend have the same address (a pod, or another node with a host-network endpoint, reaches
+    /// itself), and translated packets go back through the device they came from. Together with [`AT_EGRESS`], this bit
+    /// marks a [caught](CAUGHT) flow instead.
     pub const HAIRPIN: u8 = 4;
     /// The second translation of a masqueraded connection: the programs replace the client's address by the node's
     /// where packets leave towards the backend, and restore it where the backend's replies enter. The first translation

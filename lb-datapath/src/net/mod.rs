@@ -1,4 +1,5 @@
-//! Reads and watches devices, addresses, routes and ports of a network namespace through netlink.
+//! Devices, addresses, routes and ports of a network namespace: reads and watches them, adds the agent's own routes,
+//! rules, catch device and port reservations, and sends announcements of addresses.
 
 pub(crate) mod announce_socket;
 pub(crate) mod announced_routes;

@@ -15,7 +15,8 @@ use crate::net::netlink::Netlink;
 /// Routing tables that the kernel's own policy rules use.
 const DEFAULT_TABLES: [u8; 3] = [libc::RT_TABLE_LOCAL, libc::RT_TABLE_MAIN, libc::RT_TABLE_DEFAULT];
 
-/// Whether the only policy rules are those that the kernel creates in every network namespace.
+/// Whether every policy rule sends all packets to one of the tables that the kernel's own rules use ([`is_default`]),
+/// as the rules do that the kernel creates in every network namespace.
 pub(crate) fn has_only_default_rules(netlink: &mut Netlink) -> io::Result<bool> {
     let answers = netlink.dump(&RouteNetlinkMessage::GetRule(RuleMessage::default()))?;
     Ok(answers

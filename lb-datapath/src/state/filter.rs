@@ -108,9 +108,9 @@ impl FilterMemory {
     }
 
     /// Makes the programs pass all plain packets from now on, at all hooks at once, as if there were no Services: no
-    /// endpoint is marked, and no range has cluster IPs. (On devices without an Ethernet header, and for packets that
-    /// are not plain, such as fragments, SCTP and ICMP errors, the programs work as before.) No agent may run
-    /// meanwhile, as it would add marks.
+    /// endpoint is marked, and no range has cluster IPs. (For datagrams to the GUE port, for packets that are not
+    /// plain, such as fragments, SCTP and ICMP errors, and on devices without an Ethernet header, the programs work as
+    /// before.) No agent may run meanwhile, as it would add marks.
     pub fn pass_all(&self) {
         let other = 1 - copy_of(self.active());
         self.zero(other);

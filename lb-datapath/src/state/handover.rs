@@ -411,8 +411,9 @@ impl Handover {
         source.map(|(map, (_, values))| EarlierSlots::new(&map, values)).transpose()
     }
 
-    /// Copies those entries of this pass that our table does not have, and updates the copies of flows that were copied
-    /// before. Returns how many entries were copied.
+    /// Copies those entries of this pass that our table does not have. In [`Pass::Rest`], also updates the copies of
+    /// flows that were copied before; in [`Pass::Living`], only replaces a copy whose tuple has another flow by now.
+    /// Returns how many entries were copied.
     fn copy_flows(&mut self, pass: Pass, filter: &Filter) -> Result<usize, DatapathError> {
         let before = self.copied.len();
         let mut refused = None;

@@ -274,8 +274,9 @@ impl NodeSockets {
     /// how many.
     ///
     /// # Errors
-    /// The map cannot be read, the kernel does not list sockets, or does not destroy one. In the last case the function
-    /// still destroys the remaining ones.
+    /// The map cannot be read, the kernel fails to list sockets, or does not destroy one. In the last case the function
+    /// still destroys the remaining ones. (If the kernel lacks socket diagnosis for the protocol, the function destroys
+    /// nothing and returns no error.)
     pub fn destroy_udp(
         &self,
         is_stale: impl Fn(&Endpoint, &Endpoint) -> bool,

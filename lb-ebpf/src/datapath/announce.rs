@@ -2,7 +2,8 @@
 //!
 //! A program of its own, `tc_announce`, runs before `tc_ingress` on the devices where addresses are announced. It sends
 //! an answer in place of the question, drops a question that it could not turn into an answer, and passes every other
-//! packet untouched. A frame whose VLAN tag the kernel has taken out is for the VLAN device, so the program passes it.
+//! packet untouched. It also passes every frame whose VLAN tag the kernel has taken out: such a frame is for a VLAN
+//! device, unless its tag only has a priority.
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,

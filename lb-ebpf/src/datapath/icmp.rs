@@ -92,9 +92,9 @@ fn translate_quoted(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Tran
         rewrite::take_hop(skb, headers)?;
         return Ok(Translated::Done(Outcome::RoutedIcmpError));
     }
-    // In a hairpin flow, a pod reports an error about its own packet. The error goes back through the pod's device
-    // without the stack, which might refuse the VIP as a source on that device. (A caught flow has the same bit; an
-    // error about it passes, as `Caught`.)
+    // In a hairpin flow, a pod or another node reports an error about its own packet. The error goes back through the
+    // device it came from without the stack, which might refuse the VIP as a source on that device. (A caught flow has
+    // the same bit; an error about it passes, as `Caught`.)
     let hairpin = flow.flags & flow_flags::HAIRPIN != 0;
     Ok(Translated::Done(if hairpin { turned(flow) } else { Outcome::IcmpError }))
 }

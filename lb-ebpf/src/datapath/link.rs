@@ -1,5 +1,5 @@
-//! The link layer: which frames are for this node. All others pass untouched: the stack forwards them between the ports
-//! of a bridge, hands them to a VLAN device, or drops them.
+//! The link layer: which frames are for this node alone. All others pass untouched: the stack forwards them between the
+//! ports of a bridge, takes broadcasts and multicasts itself, hands frames to a VLAN device, or drops them.
 
 use lb_ebpf::parse::{
     Layer,
@@ -15,8 +15,9 @@ const PACKET_OTHERHOST: u32 = 3;
 /// The bits of a VLAN tag that name the VLAN; 0 in a tag that only has a priority.
 const VLAN_ID: u32 = 0xfff;
 
-/// Whether the frame is for this node at this device. If not, the stack forwards it, drops it, or hands it to a VLAN
-/// device, which has programs of its own if it is in the node's network namespace.
+/// Whether the frame is for this node alone, at this device. If not, the stack forwards it, takes it as a broadcast or
+/// multicast, drops it, or hands it to a VLAN device, which has programs of its own if it is in the node's network
+/// namespace.
 #[inline(always)]
 pub(crate) fn takes(skb: &Skb) -> bool {
     if skb.layer != Layer::Ethernet {

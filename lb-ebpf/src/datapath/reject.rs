@@ -47,7 +47,7 @@ fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     let header = reset(&answer, &packet.segment);
     let l4 = network_header(skb, packet, &answer, lengths::TCP)?;
     skb.store_summed(l4, &header)?;
-    // Adds the pseudo header in a second step: the kernel applies only that step to the sum over the frame, too.
+    // Adds the pseudo header in a second step, the only one that the kernel also applies to its sum over the frame.
     let checksum = ChecksumField::of(protocol::TCP, l4);
     let sum = reset_sum(&header).fold();
     skb.update_checksum(checksum, sum, false)?;

@@ -36,7 +36,8 @@ pub enum Admission {
     LeftToPackets = 10,
     /// The backend gets a PROXY protocol header, and no program on packets could send it.
     NoProxyHeader = 11,
-    /// A later fragment: the first one was not translated, so this one must not be.
+    /// A later fragment whose flow has no entry any more, although the first fragment was translated: a later fragment
+    /// begins no flow.
     UnknownFragment = 12,
     /// The programs of an earlier map layout, which run next on the hook, decide: the flow may be in their maps.
     LeftToEarlier = 13,

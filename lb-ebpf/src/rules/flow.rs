@@ -21,7 +21,7 @@ pub enum Staleness {
     /// The backend has left too many SYNs unanswered.
     Unanswered = 3,
     /// The service no longer has the flow's backend, and that backend has not answered: not yet, or
-    /// [not any more](is_silent).
+    /// [not any more](is_silent). A tunnelled flow counts as unanswered, because this node sees no answers.
     BackendGone = 4,
 }
 
@@ -107,11 +107,13 @@ pub const fn is_syn_of_client(segment: &Segment, flow: &Flow) -> bool {
     segment.is_syn() && !flow.is_reply()
 }
 
-/// Whether the entry `flow` of a client is stale for a SYN that arrives `now`; `reply` is its reverse entry. `syn_retries`
-/// is the number of retransmissions after which another backend is tried; 0 means never.
+/// Whether the entry `flow` of a client is stale for a SYN that arrives `now`; `reply` is its reverse entry.
+/// `syn_retries` is the number of retransmissions after which another backend is tried; 0 means never.
 ///
-/// A connection that its backend has answered stays with that backend after the service has lost it: else anyone who
-/// forges a SYN of the client ends the connection. If the service has no backends, the SYN of a stale flow is rejected.
+/// A connection whose backend answers stays with that backend after the service has lost it: otherwise a forged SYN of
+/// the client would end the connection. A tunnelled flow does not stay, because this node sees no answers. If the
+/// service has no backends, the SYN of a stale flow is rejected, or dropped if the service has
+/// [`DROP_WITHOUT_BACKENDS`](lb_common::service_flags::DROP_WITHOUT_BACKENDS).
 #[inline(always)]
 pub fn staleness(
     flow: &Flow,
@@ -146,9 +148,9 @@ pub fn staleness(
 const SILENCE: u32 = 2;
 
 /// Whether the backend of a connection is silent: it has never answered; or it has left the client's last packet
-/// unanswered, and was silent before that packet, too. So a client that uses a port again reaches another backend with its
-/// third or fourth SYN, while forged SYNs of a connection whose backend lives change nothing: the backend answers the
-/// first one.
+/// unanswered, and was already silent before that packet. So a client that uses a port again reaches another backend
+/// with its third or fourth SYN, while forged SYNs of a connection whose backend lives change nothing: the backend
+/// answers the first one.
 const fn is_silent(forward: &Flow, reply: &Flow, now: Tick) -> bool {
     // Negative if the silence was shorter. One comparison for all, because the verifier follows each branch.
     let before = forward.last_seen.0.wrapping_sub(reply.last_seen.0).wrapping_sub(SILENCE);

@@ -15,8 +15,9 @@ pub enum Forwarding {
     /// The backend has an address of this node, so packets keep the client's own address although the service
     /// masquerades.
     PlainOnNode = 1,
-    /// Client and backend are the same pod: they have the same address. Packets go back to the pod with the VIP as
-    /// source, because a pod's packets to its own address never leave the pod.
+    /// Client and backend have the same address: a pod, or another node with a host-network endpoint, reaches itself
+    /// through the VIP. Packets go back to it with the VIP as source, because packets to its own address never leave
+    /// it.
     Hairpin = 2,
     /// Packets go through a tunnel to the backend's node, with their own addresses and ports.
     Tunnel = 3,

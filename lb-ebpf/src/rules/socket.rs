@@ -25,8 +25,8 @@ pub const fn verdict(outcome: Outcome) -> SocketVerdict {
     }
 }
 
-/// Whether `connect(2)` of a UDP socket succeeds without a backend: the call is refused (`outcome`), and no Service has
-/// the port. A later `send(2)` is refused then.
+/// Whether `connect(2)` of a UDP socket succeeds although `outcome` would refuse it: no Service has the port. A later
+/// `send(2)` fails instead.
 #[inline(always)]
 pub fn connects_nowhere(outcome: Outcome, is_unlisted: impl FnOnce() -> bool) -> bool {
     outcome == Outcome::RejectUdp && is_unlisted()

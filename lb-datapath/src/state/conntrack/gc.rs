@@ -28,7 +28,8 @@ pub trait FlowWalk {
     /// fields that decide the flow's phase; its other fields are those of `forward`. A pass may report a flow twice.
     fn flow(&mut self, key: &Tuple, forward: &Flow, reply: Option<&Flow>);
     /// Called when the pass has deleted the flow with this forward entry: it has expired, or was `evicted` before that
-    /// to make room.
+    /// to make room. Not called for a flow whose reverse entry is lost: the pass deletes its forward entry after
+    /// [`Self::end`].
     fn deleted(&mut self, key: &Tuple, evicted: bool);
     /// Called when the pass has reported all flows; not called if the pass fails before that.
     fn end(&mut self);

@@ -1,9 +1,9 @@
 //! Active flows of each backend, counted for services whose scheduler uses the number.
 //!
-//! A flow counts from its creation to its end: a RST, both FINs, its replacement, or its eviction by a program. The
-//! agent subtracts the flows that it deletes. The forward entry holds the index of the counter
-//! (`Flow::active_flows_slot`). The CPU that ends the flow clears this index in one atomic exchange, so each flow is
-//! subtracted once.
+//! A flow counts from its creation to its end: a RST, both FINs (of a tunnelled flow, the client's), its replacement,
+//! or its eviction by a program. The agent subtracts the flows that it deletes. The forward entry holds the index of
+//! the counter (`Flow::active_flows_slot`). The CPU that ends the flow clears this index in one atomic exchange, so
+//! each flow is subtracted once.
 //!
 //! `connect(2)` to a Service also begins an active flow, which ends when the socket is closed or connected again.
 

@@ -28,8 +28,8 @@ pub(crate) fn check_new_connection(context: &HookContext, packet: &Packet, flow:
     flow::is_syn_of_client(&packet.segment, flow) && check_staleness(context, packet, flow)
 }
 
-/// Checks whether a new connection replaces the entry, given that the packet is a SYN. If the reason is that the backend
-/// does not answer, the function also records the backend in `UNANSWERED`.
+/// Checks whether a new connection replaces the entry, given that the packet is a SYN. If the reason is that the
+/// backend has left too many SYNs unanswered, the function also records the backend in `UNANSWERED`.
 #[inline(never)]
 fn check_staleness(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
     let reply = if flow.is_tunnelled() { None } else { lookup(&flow.to.reversed()) };

@@ -14,7 +14,8 @@ use super::{
 /// The result of a lookup: `BPF_FIB_LKUP_RET_*`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FibResult {
-    /// The whole route, with the MAC address of its next hop.
+    /// The whole route, with the MAC address of its next hop unless the lookup skips the neighbour
+    /// (`BPF_FIB_LOOKUP_SKIP_NEIGH`).
     Route,
     /// A route whose next hop is not resolved to a MAC address yet.
     WithoutNeighbour,
