@@ -12,6 +12,7 @@
 //! answer while no agent runs.
 
 pub mod bgp;
+mod completeness;
 mod coverage;
 mod devices;
 mod frames;
@@ -52,19 +53,19 @@ use tokio::{sync::watch, time};
 use tracing::{info, warn};
 
 pub(crate) use self::report::{announcer, means};
+pub use self::{
+    completeness::Completeness,
+    coverage::Coverage,
+    kernel::Kernel,
+    members::{Key, Member, Members, Who},
+    report::{AnnouncedBy, AnnouncementReport},
+};
 use self::{
-    bgp::Completeness,
     devices::{Wire, Wires},
     held::Held,
     missed::Missed,
     peers::Peers,
     report::Facts,
-};
-pub use self::{
-    coverage::Coverage,
-    kernel::Kernel,
-    members::{Key, Member, Members, Who},
-    report::{AnnouncedBy, AnnouncementReport},
 };
 use crate::{daemon::state::State, log_few::warn_new, metrics::Metrics, stop};
 

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use super::{state::State, tasks::Tasks};
 use crate::{
     announce::{
-        HolderMap,
+        Completeness, HolderMap,
         bgp::{self, RouteAnnouncer},
     },
     config::{Config, Source},
@@ -25,7 +25,7 @@ pub(super) struct Inputs {
     pub(super) advertised: watch::Receiver<Advertised>,
     pub(super) holders: watch::Receiver<HolderMap>,
     pub(super) synchronised: watch::Receiver<bool>,
-    pub(super) complete: watch::Receiver<bgp::Completeness>,
+    pub(super) complete: watch::Receiver<Completeness>,
 }
 
 /// Removes the routes that the earlier agent of this data plane announced, unless they are in the routing table in

@@ -34,7 +34,7 @@ use tracing::{debug, error, warn};
 
 use super::{environment, memory, published::Published, state::State, sync_log::SyncLog, waiting::Waiting};
 use crate::{
-    announce::{HolderMap, bgp::Completeness},
+    announce::{Completeness, HolderMap},
     flow_log::Policies,
     health::Checks,
     kubernetes::{Events, at},

@@ -42,7 +42,7 @@ use self::{
     fence::Heart,
     table::{Known, Table},
 };
-use super::{AnnouncementReport, HolderMap};
+use super::{AnnouncementReport, Completeness, HolderMap};
 use crate::{
     daemon::{socket, state::State},
     log_few::warn_new,
@@ -89,18 +89,6 @@ pub struct Sources {
     pub node: watch::Receiver<Option<Member>>,
     /// Conditions of objects in the API server, as sentences for `status`.
     pub problems: watch::Receiver<Vec<String>>,
-}
-
-/// Which part of the objects the agent has read and written to the kernel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Completeness {
-    /// Not all objects yet.
-    #[default]
-    Partial,
-    /// All objects that can be read. What only other objects ask for stays as an earlier agent left it.
-    Readable,
-    /// All objects, so that nothing of an earlier agent is left.
-    Whole,
 }
 
 /// The task that keeps the announced routes, and the configuration of BIRD, up to date.

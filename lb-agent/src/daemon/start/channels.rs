@@ -12,7 +12,7 @@ use lb_core::{
 use tokio::sync::{mpsc, watch};
 
 use crate::{
-    announce::{HolderMap, bgp::Completeness},
+    announce::{Completeness, HolderMap},
     daemon::{environment, shortage_watch::FlowCounts},
     health::Checks,
     kubernetes::NodeInfo,
