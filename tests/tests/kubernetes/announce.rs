@@ -328,7 +328,7 @@ fn object_for_bgp_that_an_edit_makes_invalid_withdraws_nothing_over_a_restart() 
         segment.start_with(|_| flags.clone());
         // Unlike its predecessor, the new agent does not know the last good state of the object.
         let of_next: &Segment = segment;
-        let is_left_out = || is_listed(of_next, edit.field, "; it is left out");
+        let is_left_out = || is_listed(of_next, edit.field, "that an earlier agent made from it stay");
         waits(of_next, "the next agent names the object", &is_left_out);
     };
     segment.start_with(|_| flags.clone());
