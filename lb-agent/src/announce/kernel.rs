@@ -9,7 +9,6 @@ use lb_common::{AnnounceKey, Heard};
 use lb_datapath::{AnnounceAttacher, AnnounceSocket, Announcements, DatapathError};
 
 use super::{devices::Wire, frames};
-use crate::log_few::warn_new;
 
 /// The announcer's handles to the kernel: program, maps and socket.
 #[derive(Debug)]
@@ -21,8 +20,7 @@ pub struct Kernel {
     /// The packet socket that sends announcements. [`Self::serve`] opens it for the first address, so an agent that
     /// announces none does not need `CAP_NET_RAW`.
     socket: Option<AnnounceSocket>,
-    /// The failures of the last call of [`Self::serve`]. It runs several times a second, so it logs only failures that
-    /// are not in this list.
+    /// The failures of the last call of [`Self::serve`], as sentences.
     failures: Vec<String>,
 }
 
@@ -47,13 +45,12 @@ impl Kernel {
         let unserved = failed
             .iter()
             .map(|(device, error)| format!("no address is announced at layer 2 on device {device}: {error}"));
-        let failures: Vec<String> = unserved.chain(self.join_groups(places)).collect();
-        warn_new(&mut self.failures, &failures);
+        self.failures = unserved.chain(self.join_groups(places)).collect();
         let heard = self.maps.heard(|key| places.contains_key(key))?;
         Ok((heard, failed.into_iter().map(|(device, _)| device).collect()))
     }
 
-    /// What the last call of [`Self::serve`] could not do, as sentences.
+    /// The failures of the last call of [`Self::serve`], as sentences.
     pub(super) fn failures(&self) -> &[String] {
         &self.failures
     }

@@ -125,8 +125,7 @@ pub struct Announcer {
     places: BTreeMap<AnnounceKey, Wire>,
     /// This node's rights to announce at the last update, by address.
     rights: BTreeMap<IpAddr, Right>,
-    /// Interface indices of the devices to which the program could not be attached: this node does not
-    /// answer there.
+    /// Interface indices of the devices to which the program could not be attached: this node does not answer there.
     broken: BTreeSet<u32>,
     /// The announcements of this node, by address and device.
     held: BTreeMap<AnnounceKey, Held>,
@@ -143,8 +142,6 @@ pub struct Announcer {
     /// The last conditions about addresses that are announced and that a device of this node has.
     bound: Vec<String>,
     missed: Missed,
-    /// The last condition about voters that this node misses, if any.
-    voters: Vec<String>,
     /// The last conditions about what keeps this node from announcing addresses.
     conditions: Vec<String>,
 }
@@ -186,7 +183,6 @@ impl Announcer {
             failure: None,
             bound: Vec::new(),
             missed: Missed::default(),
-            voters: Vec::new(),
             conditions: Vec::new(),
         })
     }
@@ -199,13 +195,13 @@ impl Announcer {
     pub async fn run(mut self) -> anyhow::Result<Infallible> {
         let mut tick = time::interval(TICK);
         tick.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-        self.elect();
         if self.peers.is_some() {
             // This agent does not know the rights behind the records of an earlier agent, so it deletes the records.
             self.kernel.maps.set(&BTreeMap::new())?;
         } else {
             self.adopted = self.kernel.maps.get()?.into_keys().collect();
         }
+        self.elect();
         loop {
             let is_member = self.peers.as_ref().is_some_and(Peers::is_active);
             let busy = is_member || self.in_use || !self.candidacies.is_empty();
@@ -369,17 +365,15 @@ impl Announcer {
         self.report_conditions();
     }
 
-    /// Reports what keeps this node from announcing addresses. Logs that it misses too many voters, when that begins.
-    /// (The other conditions are logged already.)
+    /// Reports what keeps this node from announcing addresses, and logs what the last report did not have.
     fn report_conditions(&mut self) {
         let missed =
             self.peers.as_ref().and_then(|peers| peers.missed(&mut self.missed, Announcements::now()));
-        let missed: Vec<String> = missed.into_iter().collect();
-        warn_new(&mut self.voters, &missed);
-        let conditions = [&missed, self.kernel.failures()].concat();
+        let conditions: Vec<String> =
+            missed.into_iter().chain(self.kernel.failures().iter().cloned()).collect();
         if conditions != self.conditions {
-            self.state.set_announcer_conditions(conditions.clone());
-            self.conditions = conditions;
+            warn_new(&mut self.conditions, &conditions);
+            self.state.set_announcer_conditions(conditions);
         }
     }
 
