@@ -204,10 +204,15 @@ impl World {
         }
     }
 
+    /// Kills the agent. The right that it has written to the data plane stays.
     fn kill(&mut self, index: usize) {
-        // The right that the agent has written to the data plane stays, as if only the agent had died. (A dead machine
-        // answers nothing.)
         self.members[index].alive = false;
+    }
+
+    /// Lets the machine die, so that its data plane answers nothing.
+    fn die(&mut self, index: usize) {
+        self.kill(index);
+        self.members[index].written = None;
     }
 
     /// Stops the agent, which reports that to the other members.
@@ -368,8 +373,7 @@ fn dead_owner_is_replaced_within_two_seconds() {
     for seed in 0..50 {
         let mut world = World::new(3, seed, Prefer::Single, 5);
         world.run(5 * SECOND);
-        world.kill(0);
-        world.members[0].written = None;
+        world.die(0);
         assert!(world.until_answered(5 * SECOND) < 2 * SECOND, "seed {seed}");
         assert_eq!(world.answering(), [1]);
     }
@@ -473,8 +477,7 @@ fn two_members_that_prefer_availability_both_announce_while_they_hear_nothing() 
     }
     world.run(15 * SECOND);
     assert_eq!(world.answering(), [0]);
-    world.kill(0);
-    world.members[0].written = None;
+    world.die(0);
     assert!(world.until_answered(5 * SECOND) < 2 * SECOND);
 }
 
@@ -497,8 +500,7 @@ fn owner_stays_until_a_better_member_that_has_restarted_knows_the_candidates() {
         let mut world = World::new(count, 5, Prefer::Availability, 5);
         world.run(8 * SECOND);
         assert_eq!(world.answering(), [0]);
-        world.kill(0);
-        world.members[0].written = None;
+        world.die(0);
         world.run(4 * SECOND);
         assert_eq!(world.answering(), [1]);
         world.restart_slowly(0, 20 * SECOND);
@@ -517,8 +519,7 @@ fn owner_stays_while_a_better_member_does_not_ask_for_the_address() {
     for seed in 0..20 {
         let mut world = World::new(3, seed, Prefer::Single, 5);
         world.run(8 * SECOND);
-        world.kill(0);
-        world.members[0].written = None;
+        world.die(0);
         world.run(4 * SECOND);
         assert_eq!(world.answering(), [1]);
         world.restart(0);
@@ -602,8 +603,7 @@ fn voters_follow_the_nodes() {
     world.run(20 * SECOND);
     assert_eq!(world.voters.names, world.nodes, "each member that lives gets a vote");
     for gone in [2, 3, 4, 5, 6] {
-        world.kill(gone);
-        world.members[gone].written = None;
+        world.die(gone);
         world.nodes.remove(&world.names[gone]);
         world.run(4 * SECOND);
         assert_eq!(world.answering(), [0], "{gone} is gone");
@@ -679,8 +679,7 @@ fn node_that_is_apart_from_two_of_three_voters_never_becomes_one_of_two() {
     // n0 dies and its Node is deleted. n1 and n2 still hear each other, so they may become the only two voters.
     let mut world = World::new(3, 5, Prefer::Availability, 5);
     world.run(8 * SECOND);
-    world.kill(0);
-    world.members[0].written = None;
+    world.die(0);
     world.nodes.remove("n0");
     world.run(10 * SECOND);
     assert_eq!((world.voters.names.len(), world.answering()), (2, vec![1]));
@@ -699,8 +698,7 @@ fn change_of_the_voters_that_only_nodes_without_addresses_see_stops_no_others() 
         world.run(40 * SECOND);
         assert_eq!(world.voters.names, world.nodes, "the last one votes");
         assert_eq!(world.answering(), [0]);
-        world.kill(0);
-        world.members[0].written = None;
+        world.die(0);
         assert!(world.until_answered(5 * SECOND) < 2 * SECOND);
         assert_eq!(world.answering(), [1], "{apart} of {count}");
     }
@@ -713,8 +711,7 @@ fn member_that_has_missed_a_change_of_the_voters_learns_it_from_others() {
     world.run(8 * SECOND);
     assert_eq!((world.voters.names.len(), world.answering()), (3, vec![0]));
     assert_eq!(*world.members[1].leases.voters(), world.voters);
-    world.kill(0);
-    world.members[0].written = None;
+    world.die(0);
     world.run(4 * SECOND);
     assert_eq!(world.answering(), [1]);
 }
@@ -760,8 +757,7 @@ fn replayed_messages_neither_prolong_the_life_of_a_dead_member_nor_end_the_right
         world.run(8 * SECOND);
         assert_eq!(world.answering(), [0]);
         world.replays = 10;
-        world.kill(0);
-        world.members[0].written = None;
+        world.die(0);
         assert!(world.until_answered(5 * SECOND) < 2 * SECOND, "seed {seed}");
         assert_eq!(world.answering(), [1]);
         world.restart(0);
@@ -777,8 +773,7 @@ fn replayed_messages_neither_prolong_the_life_of_a_dead_member_nor_end_the_right
             world.run(3 * SECOND);
             assert_eq!(world.answering(), [0], "seed {seed}");
         }
-        world.kill(0);
-        world.members[0].written = None;
+        world.die(0);
         assert!(world.until_answered(5 * SECOND) < 2 * SECOND, "seed {seed}");
     }
 }
