@@ -4,10 +4,9 @@
 use std::{
     ffi::OsStr,
     fmt::Write as _,
-    fs::{self, File},
-    io,
+    fs, io,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{Command, ExitStatus},
     time::Duration,
 };
 
@@ -18,7 +17,7 @@ use nix::{
 };
 use serde_json::Value;
 
-use crate::{cleanup::Cleanup, netns::Netns, wait_for};
+use crate::{daemon::Daemon, netns::Netns, wait_for};
 
 /// How long to wait until a started program has a process.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -155,9 +154,8 @@ impl Container {
 #[derive(Debug)]
 pub struct FirstProcess {
     /// The program `unshare`, which ends when the process ends, with its status.
-    parent: Child,
+    parent: Daemon,
     pid: Pid,
-    cleanup: Option<Cleanup>,
 }
 
 impl FirstProcess {
@@ -171,17 +169,14 @@ impl FirstProcess {
         arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
         log: &Path,
     ) -> Result<Self> {
-        let file = File::create(log).with_context(|| format!("creating {}", log.display()))?;
         let mut command = netns.command("unshare");
         command.args(["--pid", "--fork", "--kill-child"]).arg(program).args(arguments);
-        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-        let (parent, cleanup) =
-            Cleanup::spawn(&mut command).with_context(|| format!("starting {command:?}"))?;
+        let parent = Daemon::start_with_log(&mut command, log)?;
         let children = format!("/proc/{0}/task/{0}/children", parent.id());
         let child = || fs::read_to_string(&children).ok()?.split_whitespace().next()?.parse::<i32>().ok();
         let pid = wait_for(PATIENCE, child).map(Pid::from_raw);
         let pid = pid.with_context(|| format!("{command:?} has started no process"))?;
-        Ok(Self { parent, pid, cleanup: Some(cleanup) })
+        Ok(Self { parent, pid })
     }
 
     /// Sends a signal to the process, from outside of its namespace.
@@ -197,17 +192,7 @@ impl FirstProcess {
     /// # Errors
     /// The kernel does not say.
     pub fn status(&mut self) -> io::Result<Option<ExitStatus>> {
-        self.parent.try_wait()
-    }
-}
-
-impl Drop for FirstProcess {
-    fn drop(&mut self) {
-        if self.parent.kill().and_then(|()| self.parent.wait()).is_ok()
-            && let Some(cleanup) = self.cleanup.take()
-        {
-            cleanup.disarm();
-        }
+        self.parent.status()
     }
 }
 

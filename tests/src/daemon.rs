@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
 };
 
 use anyhow::{Context as _, Result};
@@ -38,12 +38,25 @@ impl Daemon {
         Self::start(command.stdout(file.try_clone()?).stderr(file))
     }
 
+    /// The id of the process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Whether the process runs.
     ///
     /// # Errors
     /// The kernel does not say.
     pub fn is_running(&mut self) -> io::Result<bool> {
-        Ok(self.child.try_wait()?.is_none())
+        Ok(self.status()?.is_none())
+    }
+
+    /// The status with which the process has ended; `None` while it runs.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn status(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.child.try_wait()
     }
 }
 
