@@ -508,8 +508,8 @@ const SILENCE: Duration = Duration::from_millis(300);
 /// itself, `false` for one that got it by a planned hand-over. Before a node with `true` claims the address, no node
 /// claims it for [`SILENCE`]. The first node's flag has no effect.
 ///
-/// Breaks with the turns if there are more, each of which began as the protocol allows: a stall of the owner has ended its right, and
-/// another node has taken over. The test may make another attempt.
+/// Breaks with the turns if there are more, each of which began as the protocol allows: a stall of the owner has ended
+/// its right, and another node has taken over. The test may make another attempt.
 #[track_caller]
 fn check_turns(sniffer: &Sniffer, expected: &[(usize, bool)]) -> ControlFlow<String> {
     let mut longer = Vec::new();
@@ -701,8 +701,11 @@ fn hand_over_twice() -> ControlFlow<String> {
     check_turns(&sniffer, &[(owner, false), (next, false), (owner, false)])?;
     let were_reset = lost.iter().all(|error| error.contains("reset by peer"));
     assert!(lost.len() <= 2 && were_reset, "{lost:?} of {count}");
-    assert!(count > 50 && took < Duration::from_secs(1), "{count} {took:?}");
-    ControlFlow::Continue(())
+    if count > 500 && took < Duration::from_secs(1) {
+        ControlFlow::Continue(())
+    } else {
+        ControlFlow::Break(format!("{count} connections, {took:?}"))
+    }
 }
 
 #[test]

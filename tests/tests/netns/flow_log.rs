@@ -15,6 +15,7 @@ use std::{
 };
 
 use lb_tests::{
+    StopOnDrop,
     agent::Agent,
     client::{Connection, echo, udp_socket, udp_socket_from},
     cluster::{CLIENT, ClientLink, Cluster, PodLink, Wiring},
@@ -355,6 +356,7 @@ fn annotations_apply_to_each_connection_after_a_restart() {
 
     let stop = AtomicBool::new(false);
     let (ready, connections) = thread::scope(|scope| {
+        let end = StopOnDrop(&stop);
         let connecting = scope.spawn(|| {
             let mut connections = Vec::new();
             while !stop.load(Ordering::Relaxed) {
@@ -368,7 +370,7 @@ fn annotations_apply_to_each_connection_after_a_restart() {
         start(&mut bed, &shop, &annotated);
         let ready = Instant::now();
         thread::sleep(Duration::from_secs(1));
-        stop.store(true, Ordering::Relaxed);
+        drop(end);
         (ready, connecting.join().unwrap())
     });
     let later = connections.iter().filter(|(begun, _)| *begun > ready).map(|(_, port)| u64::from(*port));
