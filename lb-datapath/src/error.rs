@@ -25,7 +25,9 @@ pub enum DatapathError {
     #[error("another monitor ({0}) reads the events: stop it, or watch its output")]
     Watched(String),
     /// The data plane was removed and created again after a monitor had opened its maps.
-    #[error("the maps were made anew, and the old ones get no more events: start again")]
+    #[error(
+        "the maps were removed and created again, so the ones that were opened get no more events: start again"
+    )]
     MadeAnew,
     /// No data plane is pinned at this path.
     #[error(

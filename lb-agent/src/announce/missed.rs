@@ -50,7 +50,7 @@ mod tests {
         let condition = at(11, &names).unwrap();
         assert!(condition.contains("2 of the 3 voters") && condition.contains("(b, c)"), "{condition}");
         assert!(!condition.contains("--replace"), "configured members cannot be replaced");
-        assert_eq!((at(12, &[]), at(13, &names)), (None, None), "it begins anew");
+        assert_eq!((at(12, &[]), at(13, &names)), (None, None), "the ten seconds begin again");
         let condition = missed.update((&names, 3), true, 23 * SECOND).unwrap();
         assert!(condition.contains("--replace --without-agent"), "{condition}");
     }

@@ -30,8 +30,8 @@ pub(super) trait Kind: Read {
     const NAMESPACED: bool;
     /// Whether some supported API servers do not have the kind.
     const OPTIONAL: bool = false;
-    /// What happens to an object that this agent has never been able to read, for example because an edit had made it
-    /// invalid before the agent started: the end of a sentence for `lb-agent status`.
+    /// What the agent does with an object of which it has never read a valid version, for example because an edit made
+    /// the object invalid before the agent started. The end of a sentence for `lb-agent status`.
     const AFTER_RESTART: &str = "it is left out";
     /// What the receiver of the watch gets for a changed object.
     type Change: Send;

@@ -350,7 +350,7 @@ fn object_for_bgp_that_an_edit_makes_invalid_withdraws_nothing_over_a_restart() 
         assert!(has_route(&segment), "{}: {}", edit.field, segment.logs());
         assert_eq!(config(), before, "{}", edit.field);
     }
-    // What stays because of an invalid object goes with the object.
+    // Once the invalid object is deleted, the routes and the part of the session that stayed because of it go.
     let advertisement = &edits[1];
     edit_and_restart(&mut segment, advertisement);
     assert!(has_route(&segment), "{}", segment.logs());

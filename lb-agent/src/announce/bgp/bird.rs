@@ -178,7 +178,7 @@ fn with_hint(error: &io::Error) -> String {
     }
     format!(
         "{error} (an agent without CAP_CHOWN and CAP_DAC_OVERRIDE must own the file and its folder, and must be in the group \
-         of the file and of BIRD's socket: in a unit of systemd by `SupplementaryGroups=bird`)"
+         that owns the file and BIRD's socket: set `SupplementaryGroups=bird` in its systemd unit)"
     )
 }
 

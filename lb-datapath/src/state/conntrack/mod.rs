@@ -190,8 +190,8 @@ impl Conntrack {
     }
 
     /// Deletes the flows for which `unwanted`, given key and forward entry, is true; returns how many. The second flow
-    /// of a masqueraded connection stays. GC deletes it when it expires, at the latest about a minute after its last
-    /// packet.
+    /// of a masqueraded connection stays. GC deletes it when it expires: about a minute after its last packet at
+    /// the latest.
     pub fn purge(&self, mut unwanted: impl FnMut(&Tuple, &Flow) -> bool) -> Result<usize, DatapathError> {
         let mut flows = 0;
         self.table.for_each_read(|key, forward| {
