@@ -89,7 +89,8 @@ pub(crate) enum Cached {
 struct Bytes;
 
 impl Weighter<Key, Entry> for Bytes {
-    /// At least `BYTES / CAPACITY`, so that the limit of bytes also limits the number of entries.
+    /// The approximate size of an entry in bytes, but at least `BYTES / CAPACITY`, so that the limit on bytes also
+    /// limits the number of entries.
     fn weight(&self, key: &Key, entry: &Entry) -> u64 {
         let answer = entry.answer.as_ref().map_or(0, |answer| answer.bytes.len());
         (OVERHEAD + key.name.len() + answer).max(BYTES.div_ceil(CAPACITY)) as u64
@@ -182,8 +183,8 @@ impl Answer {
     }
 }
 
-/// How long the answer to a question for this type may be stored; `None` for a truncated answer, one that reports a
-/// failure, a negative answer without SOA record, and one with a TTL of 0. An answer with only aliases is also
+/// How long the answer to a question for this type may be stored; `None` for a truncated answer, an answer that reports
+/// a failure, a negative answer without SOA record, and an answer with a TTL of 0. An answer with only aliases is also
 /// negative.
 fn lifetime(message: &Message, asked: RecordType) -> Option<Duration> {
     let code = message.metadata.response_code;

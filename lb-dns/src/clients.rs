@@ -61,18 +61,18 @@ pub(crate) struct Clients {
 struct Bucket {
     /// When the bucket will be empty.
     empty: Instant,
-    /// How many queries exceeded the rate since the last one that did not.
+    /// How many queries exceeded the rate since the last query within the rate.
     excess: u32,
 }
 
-/// A TCP connection that counts against the limit of its source until it is dropped.
+/// A TCP connection, which counts against the limit of its source until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Connection {
     source: IpAddr,
     connections: Arc<Mutex<HashMap<IpAddr, usize>>>,
 }
 
-/// The exemption of a socket from the limits of its source, until it is dropped.
+/// The exemption of a socket from the rate limit of its source, until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Exemption<'a> {
     clients: &'a Clients,
@@ -111,7 +111,8 @@ impl Clients {
         }
     }
 
-    /// As [`Self::admit`], for a query from this socket; those of this process have no limit.
+    /// Like [`Self::admit`], for a query from the socket `client`. The rate limit does not apply to a socket of this
+    /// process that is exempt ([`Self::exempt`]).
     pub(crate) fn admit_from(&self, client: SocketAddr, now: Instant) -> Admission {
         let admission = self.admit(client.ip(), now);
         let is_over_its_rate = matches!(admission, Admission::Slip | Admission::Drop);
@@ -121,9 +122,9 @@ impl Clients {
         admission
     }
 
-    /// Exempts the queries of a socket of this process from the limit of their source. Other processes of the node, and
-    /// over IPv6 a neighbour that forges the node's address, share the source, but cannot send from the socket's port,
-    /// or do not know it.
+    /// Exempts the queries of a socket of this process from the rate limit of their source. Other senders with this
+    /// source cannot use the exemption: other processes of the node cannot send from the socket's port, and an IPv6
+    /// neighbour that forges the node's address does not know the port.
     pub(crate) fn exempt(&self, socket: SocketAddr) -> Exemption<'_> {
         let socket = (socket.ip(), socket.port());
         lock(&self.own).insert(socket);
@@ -131,7 +132,7 @@ impl Clients {
     }
 
     /// Counts a query of the source. Returns how many queries in a row, with this one, have exceeded the rate; 0 if
-    /// this one is within it.
+    /// this query is within the rate.
     fn excess(&self, source: IpAddr, rate: NonZeroU32, now: Instant) -> u32 {
         let mut sources = lock(&self.sources);
         let mut bucket = sources.get(&source).copied().unwrap_or(Bucket { empty: now, excess: 0 });

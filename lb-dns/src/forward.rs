@@ -70,13 +70,13 @@ impl Forwarder {
         &self.servers
     }
 
-    /// The answer from the cache or from a server. If there is no fresh one, the result is the expired answer (RFC
-    /// 8767). Without an expired answer, it is what a server reports about its failure; `None` if no server answers, if
-    /// the last attempt failed a moment ago, or if too many clients or questions are waiting.
+    /// The answer from the cache or from a server. If there is no fresh answer, the result is the expired answer (RFC
+    /// 8767). Without an expired answer, the result is the response in which a server reports a failure; `None` if no
+    /// server answers, if the last attempt failed a moment ago, or if too many clients or questions are waiting.
     pub(crate) async fn resolve(self: &Arc<Self>, ask: &Ask) -> Resolution {
         let key = Key::new(&ask.question, ask.dnssec_ok, ask.checking_disabled);
         let cached = lock(&self.cache).get(&key, Instant::now());
-        let (patience, expired) = match cached {
+        let expired = match cached {
             Cached::Fresh(message) => {
                 self.stats.cache_hits.inc();
                 return Some(Arc::new(message));
@@ -86,10 +86,13 @@ impl Forwarder {
                 self.stats.failure_hits.inc();
                 return None;
             }
-            Cached::Expired(answer) => (STALE_PATIENCE, Some(answer)),
-            Cached::Unknown => (PATIENCE, None),
+            Cached::Expired(answer) => Some(answer),
+            Cached::Unknown => None,
         };
-        let outcome = self.wait(key, ask, patience).await;
+        let outcome = match &expired {
+            Some(_) => self.wait_briefly(&key, ask).await,
+            None => self.wait(&key, ask).await,
+        };
         if outcome.as_deref().is_some_and(is_answer) {
             return outcome;
         }
@@ -105,48 +108,55 @@ impl Forwarder {
         Some(Arc::new(message))
     }
 
+    /// Like [`Self::wait`], but not longer than [`STALE_PATIENCE`]. The question goes on after that, so that a slow
+    /// answer still replaces the expired one; until then, other clients get the expired one at once.
+    async fn wait_briefly(self: &Arc<Self>, key: &Key, ask: &Ask) -> Resolution {
+        let outcome = timeout(STALE_PATIENCE, self.wait(key, ask)).await;
+        outcome.unwrap_or_else(|_elapsed| {
+            lock(&self.cache).failed(key, Instant::now());
+            None
+        })
+    }
+
     /// What the upstream servers answer; `None` if none does, or if too many clients or questions are waiting.
-    async fn wait(self: &Arc<Self>, key: Key, ask: &Ask, patience: Duration) -> Resolution {
+    async fn wait(self: &Arc<Self>, key: &Key, ask: &Ask) -> Resolution {
         let _client = self.clients.try_acquire().ok()?;
-        let mut outcome = self.ask_once(key, ask, patience);
+        let mut outcome = self.ask_once(key, ask);
         // The sender is dropped without an outcome only if its task panics.
         outcome.wait_for(Option::is_some).await.ok()?.clone().flatten()
     }
 
     /// A receiver for the outcome of a question. Equal questions that wait at the same time share one outcome.
-    fn ask_once(
-        self: &Arc<Self>,
-        key: Key,
-        ask: &Ask,
-        patience: Duration,
-    ) -> watch::Receiver<Option<Resolution>> {
+    fn ask_once(self: &Arc<Self>, key: &Key, ask: &Ask) -> watch::Receiver<Option<Resolution>> {
         let mut waiting = lock(&self.waiting);
-        if let Some(outcome) = waiting.get(&key).filter(|outcome| outcome.has_changed().is_ok()) {
+        if let Some(outcome) = waiting.get(key).filter(|outcome| outcome.has_changed().is_ok()) {
             self.stats.merged.inc();
             return outcome.clone();
         }
         let (sender, outcome) = watch::channel(None);
         waiting.insert(key.clone(), outcome.clone());
         drop(waiting);
-        let (forwarder, ask) = (Arc::clone(self), ask.clone());
-        // Asks in a separate task, because the task of the first client may end while other clients wait for the outcome.
+        let (forwarder, key, ask) = (Arc::clone(self), key.clone(), ask.clone());
+        // Asks in a separate task, because the task of the first client may end while other clients wait for the
+        // outcome.
         tokio::spawn(async move {
-            let found = forwarder.fetch(&key, &ask, patience).await;
+            let found = forwarder.fetch(&key, &ask).await;
             lock(&forwarder.waiting).remove(&key);
             sender.send_replace(Some(found.map(Arc::new)));
         });
         outcome
     }
 
-    /// Asks upstream, and remembers the answer or the failure. There is nothing to remember if it asks no server.
-    async fn fetch(&self, key: &Key, ask: &Ask, patience: Duration) -> Option<Message> {
+    /// Asks upstream, and remembers the answer or the failure. Remembers nothing if there is no server to ask, or if
+    /// too many questions are waiting.
+    async fn fetch(&self, key: &Key, ask: &Ask) -> Option<Message> {
         let servers = self.servers.usable();
         let place = self.questions.try_acquire().ok().filter(|_| !servers.is_empty());
         let Some(_place) = place else {
             self.stats.upstream_failures.inc();
             return None;
         };
-        let found = timeout(patience, ask_all(&servers, ask)).await.ok().flatten();
+        let found = timeout(PATIENCE, ask_all(&servers, ask)).await.ok().flatten();
         match found.as_ref().filter(|message| is_answer(message)) {
             Some(answer) => lock(&self.cache).insert(key.clone(), answer, Instant::now()),
             None => {
@@ -158,8 +168,8 @@ impl Forwarder {
     }
 }
 
-/// Asks one server after the other, beginning with a random one, in two rounds; the second is for those that have
-/// not answered.
+/// Asks one server after the other, beginning with a random one, in two rounds; the second round asks only the servers
+/// that have not answered in the first.
 async fn ask_all(servers: &[SocketAddr], ask: &Ask) -> Option<Message> {
     let mut silent = servers.to_vec();
     let first = if silent.len() > 1 { FIRST_ROUND } else { SECOND_ROUND };
@@ -168,7 +178,7 @@ async fn ask_all(servers: &[SocketAddr], ask: &Ask) -> Option<Message> {
     let mut failure = None;
     for patience in [first, SECOND_ROUND] {
         // Each round asks only servers that have not answered before. A server whose answer was a failure would repeat
-        // it; a slow one may know the answer.
+        // this failure; a slow server may know the answer.
         for server in std::mem::take(&mut silent) {
             match timeout(patience, exchange(server, ask)).await {
                 Ok(Ok(message)) if is_answer(&message) => return Some(message),
@@ -204,7 +214,7 @@ mod tests {
         op::{OpCode, Query as Question},
         rr::{Name, RData, Record, RecordType, rdata::A},
     };
-    use tokio::net::UdpSocket;
+    use tokio::{net::UdpSocket, time::sleep};
 
     use super::*;
     use crate::tests::late_upstream;
@@ -319,7 +329,23 @@ mod tests {
         let _upstream = set_silent_upstream(&forwarder).await;
         let answers = tokio::join!(resolve(&forwarder), resolve(&forwarder));
         assert_eq!(answers, (expired(), expired()));
-        assert_eq!((forwarder.stats.stale_answers.get(), forwarder.stats.upstream_failures.get()), (2, 1));
+        assert_eq!((forwarder.stats.stale_answers.get(), forwarder.stats.merged.get()), (2, 1));
+        assert_eq!(resolve(&forwarder).await, expired(), "at once, while the question goes on");
+        assert_eq!((forwarder.stats.stale_answers.get(), forwarder.stats.merged.get()), (3, 1));
+    }
+
+    #[tokio::test]
+    async fn answer_that_comes_after_the_client_got_the_expired_one_replaces_it() {
+        let forwarder = forwarder(1);
+        let late = STALE_PATIENCE + Duration::from_millis(100);
+        forwarder.servers().set(&[late_upstream(late, ResponseCode::NoError).await], &[]);
+        assert_eq!(resolve(&forwarder).await, expired());
+        let refreshed = async {
+            while resolve(&forwarder).await != found("192.0.2.9") {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(PATIENCE * 2, refreshed).await.expect("the late answer replaces the expired one");
     }
 
     #[tokio::test]

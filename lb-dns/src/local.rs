@@ -20,7 +20,8 @@ const MAX_LINKS: usize = 10;
 pub(crate) enum Local {
     /// The answer is complete.
     Done(Message),
-    /// Another server has to answer for this name; that server's records are to be appended to those of the message.
+    /// Another server has to answer for this name; the caller has to append that server's records to the records of the
+    /// message.
     Outside(Message, Name),
 }
 

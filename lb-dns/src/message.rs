@@ -27,8 +27,9 @@ pub(crate) fn is_truncated(bytes: &[u8]) -> bool {
 }
 
 /// Encodes the message in at most `limit` bytes; `limit` is at least 512. Leaves out whole records that do not fit, but
-/// never the OPT record. Sets TC if it leaves out a record of the answer section, or, if the message has no answers or
-/// is NXDOMAIN, of the authority section. Includes either all additional records or none (RFC 2181, section 9).
+/// never the OPT record. Sets TC if it leaves out a record of the answer section. If the message has no answers or is
+/// NXDOMAIN, also sets TC if it leaves out a record of the authority section. Includes either all additional records or
+/// none (RFC 2181, section 9).
 pub(crate) fn encode(message: &Message, limit: u16) -> Result<Vec<u8>, ProtoError> {
     let opt = opt(message);
     let reserved = opt.as_ref().map_or(Ok(0), |opt| opt.to_bytes().map(|bytes| bytes.len()))?;

@@ -10,7 +10,7 @@ use hickory_proto::{
 pub(crate) const UDP_LIMIT: u16 = 1232;
 /// The UDP limit of clients without EDNS.
 const PLAIN_LIMIT: u16 = 512;
-/// Bytes of a message's header.
+/// Size of a message's header in bytes.
 pub(crate) const HEADER: u8 = 12;
 
 /// A query with one question.

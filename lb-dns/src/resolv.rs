@@ -4,7 +4,7 @@ use std::net::{SocketAddr, SocketAddrV6};
 
 use rustix::net::{AddressFamily, SocketType, netdevice::name_to_index, socket};
 
-/// Maximum number of servers, as in CoreDNS. Further ones are ignored.
+/// Maximum number of servers, as in CoreDNS. The parser ignores further servers.
 const MOST: usize = 15;
 const PORT: u16 = 53;
 

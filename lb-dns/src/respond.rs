@@ -12,8 +12,8 @@ use crate::{
 };
 
 /// The answer over UDP to the bytes of a query; `None` for bytes that get no answer. `upstream` is the message that an
-/// upstream server sends if the name is outside of this server's zones; without one, or if it is malformed, the answer
-/// is SERVFAIL.
+/// upstream server sends if the name is outside of this server's zones; without `upstream`, or if that message is
+/// malformed, the answer is SERVFAIL.
 pub fn respond(names: &Names, query: &[u8], upstream: Option<&[u8]>) -> Option<Vec<u8>> {
     let read = query::read(query);
     let limit = read.as_ref().map_or(u16::MAX, Query::udp_limit);

@@ -68,7 +68,8 @@ pub struct BindError {
 pub(crate) enum Begun {
     Dropped,
     Answered(Message),
-    /// Another server has to answer for this name; that server's records are to be appended to those of the message.
+    /// Another server has to answer for this name; the caller has to append that server's records to the records of the
+    /// message.
     Outside(Message, Name),
 }
 
@@ -91,7 +92,7 @@ impl Server {
     ) -> Result<impl Future<Output = Infallible>, BindError> {
         let error = |transport| move |source| BindError { address, transport, source };
         let udp_socket = UdpSocket::bind(address).await.map_err(error("UDP"))?;
-        udp::enlarge_buffer(&udp_socket);
+        udp::enlarge_buffers(&udp_socket);
         let tcp_listener = TcpListener::bind(address).await.map_err(error("TCP"))?;
         Ok(async move {
             tokio::select! {
@@ -101,8 +102,9 @@ impl Server {
         })
     }
 
-    /// Asks this server, which listens at `address`, over UDP for an address of `name`. The query has no limit of its
-    /// source: that address is the node's, and whoever uses up its rate must not make the server look dead.
+    /// Asks this server, which listens at `address`, over UDP for an address of `name`. The rate limit of the query's
+    /// source, the node's address, does not apply: the server must not look dead if other senders use up the rate of
+    /// that source.
     ///
     /// # Errors
     /// An invalid name, and errors of the socket. The caller must limit the time: this function has no timeout.
@@ -158,7 +160,7 @@ impl Server {
             Local::Outside(reply, _) if reply.answers.is_empty() => {
                 self.refused(query.reply(ResponseCode::Refused))
             }
-            // An alias is ours even if its target is not: the client asks others for that (RFC 1034 §4.3.2).
+            // An alias is ours even if its target is not: the client asks others for the target (RFC 1034 §4.3.2).
             Local::Done(reply) | Local::Outside(reply, _) => {
                 self.count("local", &reply);
                 Begun::Answered(reply)
@@ -176,9 +178,9 @@ impl Server {
         self.stats.count_answer(by, reply.metadata.response_code);
     }
 
-    /// Adds the records that another server has for `name`. If no server answers, the result is SERVFAIL. So it is if
-    /// the name is the target of an alias, and a server reports a failure: its code would say that this server has
-    /// failed, or refused, to resolve the alias.
+    /// Adds the records that another server has for `name`. If no server answers, the result is SERVFAIL. It is also
+    /// SERVFAIL if `name` is the target of an alias and a server reports a failure: passed on, that server's code would
+    /// say that this server has failed, or refused, to resolve the alias.
     pub(crate) async fn complete(&self, query: &Query, mut reply: Message, name: Name) -> Message {
         let mut question = query.question.clone();
         question.name = name;

@@ -63,8 +63,9 @@ impl Servers {
         Arc::clone(&lock(&self.state).usable)
     }
 
-    /// Sends each upstream server a question that comes back only if that server, or one that it asks, asks this
-    /// server. Returns the upstream servers whose question came back; until the next call, no questions go to them.
+    /// Sends each upstream server a probe. The probe comes back only if that server forwards it to this server,
+    /// directly or through other servers. Returns the upstream servers whose probe came back: they are not in use until
+    /// the next call.
     pub async fn find_loops(&self) -> Vec<SocketAddr> {
         let all = Arc::clone(&lock(&self.state).all);
         let mut asked = JoinSet::new();

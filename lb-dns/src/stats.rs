@@ -35,8 +35,9 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Registers all counters; the registry adds the prefix `lb_`. Those of queries and of `NOERROR` answers begin at
-    /// 0, so that the first increase is visible; those of other codes begin with their first answer.
+    /// Registers all counters; the registry adds the prefix `lb_`. The counters of queries and of `NOERROR` answers
+    /// begin at 0, so that the first increase is visible; the counter of answers with any other code begins with the
+    /// first such answer.
     pub fn register(&self, registry: &mut Registry) {
         for transport in ["udp", "tcp"] {
             drop(self.queries.get_or_create(&Via { transport }));

@@ -3,12 +3,9 @@
 use std::{convert::Infallible, io, sync::Arc, time::Duration};
 
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{
-        TcpListener, TcpStream,
-        tcp::{OwnedReadHalf, OwnedWriteHalf},
-    },
-    sync::mpsc,
+    io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream, tcp::OwnedWriteHalf},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     time::{sleep, timeout},
 };
 use tracing::debug;
@@ -22,6 +19,11 @@ use crate::{
 const IDLE: Duration = Duration::from_secs(10);
 /// Maximum number of queries of a connection whose answers are unknown or not yet sent.
 const MOST_QUERIES: usize = 32;
+/// Number of bytes as which an unknown answer counts.
+const UNKNOWN: usize = 4096;
+/// Maximum number of bytes of a connection's answers that are not yet sent. Even while [`MOST_QUERIES`] answers are
+/// unknown, there is room for a large answer.
+const MOST_BYTES: usize = 2 * MOST_QUERIES * UNKNOWN;
 
 /// Answers the queries of connections to the socket.
 pub(crate) async fn serve(server: Arc<Server>, listener: TcpListener) -> Infallible {
@@ -56,6 +58,36 @@ pub(crate) async fn serve(server: Arc<Server>, listener: TcpListener) -> Infalli
     }
 }
 
+/// The room for the answers of a connection, of [`MOST_BYTES`].
+#[derive(Clone)]
+struct Room(Arc<Semaphore>);
+
+impl Room {
+    /// Waits until there is room for `bytes`.
+    async fn reserve(&self, bytes: usize) -> io::Result<OwnedSemaphorePermit> {
+        let bytes = u32::try_from(bytes).map_err(io::Error::other)?;
+        Arc::clone(&self.0).acquire_many_owned(bytes).await.map_err(io::Error::other)
+    }
+
+    /// Waits until there is room for the answer; `part` of it, [`UNKNOWN`] bytes, is reserved. An empty answer stands
+    /// for one that could not be encoded.
+    async fn answer(&self, bytes: Option<Vec<u8>>, mut part: OwnedSemaphorePermit) -> io::Result<Answer> {
+        let bytes = bytes.unwrap_or_default();
+        if bytes.len() > UNKNOWN {
+            part.merge(self.reserve(bytes.len() - UNKNOWN).await?);
+        } else {
+            drop(part.split(UNKNOWN - bytes.len()));
+        }
+        Ok(Answer { bytes, _room: part })
+    }
+}
+
+/// An answer that is not yet sent, and its room.
+struct Answer {
+    bytes: Vec<u8>,
+    _room: OwnedSemaphorePermit,
+}
+
 /// Answers the queries of a connection, each as soon as its answer is known, until the client closes the connection or
 /// is idle.
 async fn serve_connection(server: Arc<Server>, stream: TcpStream) -> io::Result<()> {
@@ -64,14 +96,16 @@ async fn serve_connection(server: Arc<Server>, stream: TcpStream) -> io::Result<
     tokio::try_join!(read(server, reader, answers), write(writer, due)).map(|_| ())
 }
 
-/// Reads queries. Reserves a place in `answers` before it reads each query, so it stops reading if the client does not
-/// receive the answers.
+/// Reads queries. Reserves a place in `answers` and some room before it reads each query, so it stops reading if the
+/// client does not receive the answers.
 async fn read(
     server: Arc<Server>,
-    mut reader: OwnedReadHalf,
-    answers: mpsc::Sender<Vec<u8>>,
+    mut reader: impl AsyncRead + Unpin,
+    answers: mpsc::Sender<Answer>,
 ) -> io::Result<()> {
+    let room = Room(Arc::new(Semaphore::new(MOST_BYTES)));
     while let Ok(place) = answers.clone().reserve_owned().await {
+        let part = room.reserve(UNKNOWN).await?;
         let Ok(Ok(length)) = timeout(IDLE, reader.read_u16()).await else { return Ok(()) };
         let mut bytes = vec![0; length.into()];
         timeout(IDLE, reader.read_exact(&mut bytes)).await??;
@@ -79,13 +113,15 @@ async fn read(
         let read = query::read(&bytes);
         match (server.begin(&read, u16::MAX), read) {
             (Begun::Answered(reply), _) => {
-                place.send(server.encode(&reply, u16::MAX).unwrap_or_default());
+                place.send(room.answer(server.encode(&reply, u16::MAX), part).await?);
             }
             (Begun::Outside(reply, name), Ok(query)) => {
-                let server = Arc::clone(&server);
+                let (server, room) = (Arc::clone(&server), room.clone());
                 tokio::spawn(async move {
                     let reply = server.complete(&query, reply, name).await;
-                    place.send(server.encode(&reply, u16::MAX).unwrap_or_default());
+                    if let Ok(answer) = room.answer(server.encode(&reply, u16::MAX), part).await {
+                        place.send(answer);
+                    }
                 });
             }
             (Begun::Dropped | Begun::Outside(..), _) => {
@@ -97,13 +133,41 @@ async fn read(
     Ok(())
 }
 
-/// Sends answers until the client has sent its last query and all are answered. An empty answer stands for one that
-/// could not be encoded, and ends the connection.
-async fn write(mut writer: OwnedWriteHalf, mut due: mpsc::Receiver<Vec<u8>>) -> io::Result<()> {
-    while let Some(answer) = due.recv().await.filter(|answer| !answer.is_empty()) {
-        let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
-        let bytes = [&length.to_be_bytes()[..], &answer].concat();
+/// Sends answers until the client has sent its last query and all are answered. An empty answer ends the connection.
+async fn write(mut writer: OwnedWriteHalf, mut due: mpsc::Receiver<Answer>) -> io::Result<()> {
+    while let Some(answer) = due.recv().await.filter(|answer| !answer.bytes.is_empty()) {
+        let length = u16::try_from(answer.bytes.len()).map_err(io::Error::other)?;
+        let bytes = [&length.to_be_bytes()[..], &answer.bytes].concat();
         timeout(IDLE, writer.write_all(&bytes)).await??;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::rr::RecordType;
+
+    use super::*;
+    use crate::{
+        Access, Forwarder, Stats,
+        tests::{crowd, framed, question},
+    };
+
+    #[tokio::test]
+    async fn client_that_reads_no_answers_makes_the_server_keep_few() {
+        let (stats, names) = (Stats::default(), Arc::new(crowd("crowd", 5000)));
+        let forwarder = Arc::new(Forwarder::new(1, stats.clone()));
+        let access = Access { allowed: Vec::new(), rate: None, hosts: Vec::new() };
+        let server = Arc::new(Server::new(names, forwarder, access, stats));
+        let queries = framed(&question("crowd.n.svc.cluster.local.", RecordType::A)).repeat(MOST_QUERIES);
+        let (answers, mut due) = mpsc::channel(MOST_QUERIES);
+        let reading = timeout(Duration::from_millis(500), read(server, &*queries, answers)).await;
+        assert!(reading.is_err(), "the server reads no more queries");
+        let mut sizes = Vec::new();
+        while let Ok(answer) = due.try_recv() {
+            sizes.push(answer.bytes.len());
+        }
+        assert_eq!(sizes.len(), MOST_BYTES / 65_535, "{sizes:?}");
+        assert!(sizes.iter().all(|size| *size > 60_000), "{sizes:?}");
+    }
 }

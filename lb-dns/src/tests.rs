@@ -62,7 +62,7 @@ fn names() -> Arc<Names> {
     Arc::new(names)
 }
 
-fn question(name: &str, record_type: RecordType) -> Message {
+pub(crate) fn question(name: &str, record_type: RecordType) -> Message {
     let mut message = Message::new(4711, MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;
     message.add_query(Question::query(Name::from_ascii(name).unwrap(), record_type));
@@ -193,7 +193,7 @@ fn leaving_out_additional_records_is_no_truncation() {
 }
 
 /// Names with a headless Service that has an endpoint for each number below `count`, with addresses of both families.
-fn crowd(service_name: &str, count: u32) -> Names {
+pub(crate) fn crowd(service_name: &str, count: u32) -> Names {
     let names = Names::new(Zone::new("cluster.local", 5).unwrap());
     let owner = ObjectName::new("n", service_name);
     let slice = |name: &str, address: fn(u32) -> IpAddr| {
@@ -382,7 +382,7 @@ async fn ask_udp(server: SocketAddr, asked: &Message) -> Message {
     Message::from_vec(&buffer[..length]).unwrap()
 }
 
-fn framed(message: &Message) -> Vec<u8> {
+pub(crate) fn framed(message: &Message) -> Vec<u8> {
     let bytes = message.to_vec().unwrap();
     [&u16::try_from(bytes.len()).unwrap().to_be_bytes()[..], &bytes].concat()
 }
@@ -694,6 +694,22 @@ async fn burst_of_queries_is_answered_whole() {
         }
     }
     assert_eq!(answers, BURST);
+}
+
+#[tokio::test]
+async fn queries_that_waited_while_the_process_was_stopped_are_discarded() {
+    let (server, _) = serve().await;
+    let asked = question("web.n.svc.cluster.local.", RecordType::A);
+    assert_eq!(addresses(&ask_udp(server, &asked).await), ["10.96.0.1"]);
+    let client = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    client.set_nonblocking(true).unwrap();
+    client.send_to(&asked.to_vec().unwrap(), server).unwrap();
+    // The test has one thread, which the server needs.
+    std::thread::sleep(Duration::from_millis(2_100));
+    let client = UdpSocket::from_std(client).unwrap();
+    let answered = timeout(Duration::from_millis(500), client.recv(&mut [0; 512])).await;
+    assert!(answered.is_err(), "{answered:?}");
+    assert_eq!(addresses(&ask_udp(server, &asked).await), ["10.96.0.1"], "a new query");
 }
 
 #[tokio::test]

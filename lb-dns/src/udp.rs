@@ -1,10 +1,19 @@
 //! Queries over UDP.
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Instant};
+use std::{
+    convert::Infallible,
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use hickory_proto::op::{Message, ResponseCode};
 use rustix::net::sockopt;
-use tokio::{net::UdpSocket, time::sleep};
+use tokio::{
+    net::UdpSocket,
+    time::{MissedTickBehavior, interval, sleep},
+};
 use tracing::debug;
 
 use crate::{
@@ -16,33 +25,66 @@ use crate::{
 /// The largest query that is read over UDP.
 const LARGEST_QUERY: usize = 4096;
 
-/// Bytes for queries that wait for the server. The kernel doubles the value and then has room for about 10,000 short
-/// queries; its default has room for about 250 and loses the others.
+/// Size in bytes of the receive buffer, where queries wait for the server. The kernel doubles the value; the buffer
+/// then has room for about 10,000 short queries. The default buffer has room for about 250 queries, and the kernel
+/// drops all others.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
-/// Enlarges the receive buffer. Without `CAP_NET_ADMIN`, it gets as large as `net.core.rmem_max` allows.
-pub(crate) fn enlarge_buffer(socket: &UdpSocket) {
+/// Size in bytes of the send buffer, which holds answers that the kernel has not sent yet. The kernel keeps answers for
+/// neighbours whose MAC address it does not know: by default 212,992 bytes for each neighbour, which is also the
+/// default size of the whole buffer.
+const SEND_BUFFER: usize = 4 << 20;
+
+/// Interval in which the server notices that time passes.
+const TICK: Duration = Duration::from_millis(500);
+/// A longer pause means that the server's process was stopped: the clients of the queries that have waited meanwhile
+/// have given up or asked again, and the server's names may be old.
+const STOPPED: Duration = Duration::from_secs(2);
+/// Maximum number of queries that are discarded after a pause: more than [`RECEIVE_BUFFER`] has room for.
+const MOST_WAITING: usize = 20_000;
+
+/// Enlarges the buffers. Without `CAP_NET_ADMIN`, they get as large as `net.core.rmem_max` and `wmem_max` allow.
+pub(crate) fn enlarge_buffers(socket: &UdpSocket) {
     let forced = sockopt::set_socket_recv_buffer_size_force(socket, RECEIVE_BUFFER);
     if let Err(error) = forced.or_else(|_| sockopt::set_socket_recv_buffer_size(socket, RECEIVE_BUFFER)) {
         debug!("cannot enlarge the receive buffer of the DNS server: {error}");
     }
+    let forced = sockopt::set_socket_send_buffer_size_force(socket, SEND_BUFFER);
+    if let Err(error) = forced.or_else(|_| sockopt::set_socket_send_buffer_size(socket, SEND_BUFFER)) {
+        debug!("cannot enlarge the send buffer of the DNS server: {error}");
+    }
 }
 
-/// Answers the queries that come to the socket.
+/// Answers the queries that come to the socket. Discards those that have waited while the process was stopped.
 pub(crate) async fn serve(server: Arc<Server>, socket: UdpSocket) -> Infallible {
     let own = socket.local_addr().ok().map(|address| address.ip());
     let socket = Arc::new(socket);
     let mut buffer = vec![0; LARGEST_QUERY];
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last = Instant::now();
     loop {
-        match socket.recv_from(&mut buffer).await {
-            Ok((length, client)) => {
+        let received = tokio::select! {
+            received = socket.recv_from(&mut buffer) => Some(received),
+            _ = ticks.tick() => None,
+        };
+        let before = std::mem::replace(&mut last, Instant::now());
+        if last.duration_since(before) > STOPPED {
+            let discarded = usize::from(received.is_some()) + discard(&socket, &mut buffer);
+            server.stats.dropped.inc_by(discarded as u64);
+            debug!("discarded {discarded} DNS queries that waited while this process was stopped");
+            continue;
+        }
+        match received {
+            None => {}
+            Some(Ok((length, client))) => {
                 server.stats.count_query("udp");
                 if server.clients.is_allowed(client.ip()) {
                     server.count_received(client.ip(), own);
                 }
-                answer(&server, &socket, client, buffer.get(..length).unwrap_or_default()).await;
+                answer(&server, &socket, client, buffer.get(..length).unwrap_or_default());
             }
-            Err(error) => {
+            Some(Err(error)) => {
                 debug!("cannot receive a DNS query: {error}");
                 sleep(PAUSE).await;
             }
@@ -50,8 +92,13 @@ pub(crate) async fn serve(server: Arc<Server>, socket: UdpSocket) -> Infallible 
     }
 }
 
+/// Discards the datagrams that wait in the socket; returns their number.
+fn discard(socket: &UdpSocket, buffer: &mut [u8]) -> usize {
+    (0..MOST_WAITING).take_while(|_| socket.try_recv_from(buffer).is_ok()).count()
+}
+
 /// Answers a query, or begins to ask upstream servers.
-async fn answer(server: &Arc<Server>, socket: &Arc<UdpSocket>, client: SocketAddr, bytes: &[u8]) {
+fn answer(server: &Arc<Server>, socket: &Arc<UdpSocket>, client: SocketAddr, bytes: &[u8]) {
     let admission = server.clients.admit_from(client, Instant::now());
     server.stats.refused_clients.inc_by((admission == Admission::Refuse).into());
     server.stats.rate_limited.inc_by([Admission::Slip, Admission::Drop].contains(&admission).into());
@@ -70,21 +117,25 @@ async fn answer(server: &Arc<Server>, socket: &Arc<UdpSocket>, client: SocketAdd
     };
     match begun {
         Begun::Dropped => _ = server.stats.dropped.inc(),
-        Begun::Answered(reply) => send(server, socket, client, &reply, limit).await,
+        Begun::Answered(reply) => send(server, socket, client, &reply, limit),
         Begun::Outside(reply, name) => {
             let (server, socket) = (Arc::clone(server), Arc::clone(socket));
             let Ok(query) = read else { return };
             tokio::spawn(async move {
                 let reply = server.complete(&query, reply, name).await;
-                send(&server, &socket, client, &reply, limit).await;
+                send(&server, &socket, client, &reply, limit);
             });
         }
     }
 }
 
-async fn send(server: &Server, socket: &UdpSocket, client: SocketAddr, reply: &Message, limit: u16) {
+/// Sends an answer. Drops it if the send buffer is full, and does not wait: answers to forged addresses of neighbours
+/// that do not exist stay in the buffer for three seconds, and queries of other clients must not wait for these
+/// answers.
+fn send(server: &Server, socket: &UdpSocket, client: SocketAddr, reply: &Message, limit: u16) {
     let Some(bytes) = server.encode(reply, limit) else { return };
-    if let Err(error) = socket.send_to(&bytes, client).await {
+    if let Err(error) = socket.try_send_to(&bytes, client) {
+        server.stats.dropped.inc_by((error.kind() == io::ErrorKind::WouldBlock).into());
         debug!("cannot send a DNS answer to {client}: {error}");
     }
 }

@@ -15,7 +15,8 @@ use crate::{
 /// The annotation that had the meaning of `publishNotReadyAddresses` before that field existed.
 pub const TOLERATE_UNREADY: &str = "service.alpha.kubernetes.io/tolerate-unready-endpoints";
 
-/// Converts a Service. `cluster_ips` replaces the ones in the object if another part of the agent allocates them.
+/// Converts a Service. `cluster_ips` replaces the cluster IPs in the object if another part of the agent allocates
+/// cluster IPs.
 ///
 /// # Errors
 ///

@@ -93,7 +93,7 @@ impl Entry {
 /// The records at a name, of all types. Whether a name exists does not depend on the type in the question: the type
 /// only selects among these records.
 pub(super) enum Node<'a> {
-    /// There are names below this one, but no records.
+    /// There are names below this name, but no records.
     Empty,
     Apex,
     Version,
@@ -297,7 +297,12 @@ impl Index {
             // asks label by label.
             (Some(zone), Reverse::Network(network)) => {
                 let is_apex = reverse::zone(network, name) == zone;
-                answer(if is_apex { self.apex(kind) } else { Found::default() }, || zone)
+                let found = if is_apex && kind != Kind::Any {
+                    self.apex(kind)
+                } else {
+                    Found { ttl: self.zone.ttl(), records: any(kind).into(), ..Found::default() }
+                };
+                answer(found, || zone)
             }
             (Some(_), Reverse::Address(_)) if !self.unread.is_empty() => Answer::Unknown,
             (Some(zone), Reverse::Address(_) | Reverse::Malformed(_)) => Answer::NxDomain(zone),

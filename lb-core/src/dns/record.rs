@@ -12,7 +12,7 @@ pub enum Kind {
     A,
     /// An IPv6 address.
     Aaaa,
-    /// The target, if the asked name is an alias.
+    /// The target, if the queried name is an alias.
     Cname,
     /// A name server of a zone.
     Ns,
@@ -95,8 +95,8 @@ impl From<IpAddr> for Data {
 pub enum Answer {
     /// Records of the asked name.
     Found(Found),
-    /// The asked name is an alias of the name in this variant. The answer has a CNAME record, then the records of that
-    /// name.
+    /// The queried name is an alias of the name in this variant. The answer has a CNAME record, then the records of
+    /// that name.
     Alias(String),
     /// The name, or a name below it, exists, but has no record of the requested type. The answer carries the SOA record
     /// of this zone.
@@ -115,7 +115,7 @@ pub enum Answer {
 pub struct Found {
     /// Seconds for which clients may keep the records.
     pub ttl: u32,
-    /// The records, all at the asked name, in the same order in each answer.
+    /// The records, all at the queried name, in the same order in each answer.
     pub records: Arc<[Data]>,
     /// Names and addresses of the hosts that the records name, for the additional section.
     pub additional: Arc<[(String, IpAddr)]>,

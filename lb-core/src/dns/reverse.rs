@@ -11,8 +11,8 @@ pub(super) enum Reverse {
     Address(IpAddr),
     /// The name of a network: it has too few labels for an address.
     Network(IpNet),
-    /// Not a valid reverse name: a label is no valid number, or there are too many labels. The network is the one that
-    /// the valid labels at the end of the name stand for.
+    /// Not a valid reverse name: a label is no valid number, or there are too many labels. The network is that of the
+    /// valid labels at the end of the name.
     Malformed(IpNet),
 }
 

@@ -395,6 +395,8 @@ fn reverse_names_of_known_addresses_are_ours_and_others_only_in_the_ranges() {
         ("99.0.96.10.in-addr.arpa.", Kind::Ptr, "nxdomain 96.10.in-addr.arpa"),
         ("96.10.in-addr.arpa.", Kind::Soa, "soa"),
         ("96.10.in-addr.arpa.", Kind::Ns, "ns.dns.cluster.local"),
+        ("96.10.in-addr.arpa.", Kind::Any, "RFC8482"),
+        ("0.96.10.in-addr.arpa.", Kind::Any, "RFC8482"),
         ("96.10.in-addr.arpa.", Kind::Ptr, "nodata 96.10.in-addr.arpa"),
         ("0.96.10.in-addr.arpa.", Kind::Soa, "nodata 96.10.in-addr.arpa"),
         ("0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.0.6.9.0.0.0.1.0.0.0.0.d.f.ip6.arpa.", Kind::Soa, "soa"),

@@ -20,7 +20,7 @@ fn crowd() -> String {
     )
 }
 
-/// A headless Service that publishes its endpoints before they are ready, one in each family.
+/// A headless Service that publishes its endpoints before they are ready. It has one endpoint in each family.
 const EAGER: &str = "\
 apiVersion: v1
 kind: Service
@@ -64,7 +64,8 @@ fn dig_finds_every_kind_of_record() {
         (format!("web.{zone} AAAA"), "fd00:10:96::a".to_owned()),
         (format!("db.{zone} A"), "10.244.9.1".to_owned()),
         (format!("db.{zone} AAAA"), String::new()),
-        // As with CoreDNS, the two addresses of a Service share the weight, and their equal records are one.
+        // As with CoreDNS, the two addresses of a Service share the weight, and the answer contains their equal records
+        // only once.
         (format!("_http._tcp.web.{zone} SRV"), format!("0 50 80 web.{zone}.")),
         (format!("_echo._udp.web.{zone} SRV"), format!("0 50 53 web.{zone}.")),
         (format!("eager.{zone} A"), "10.244.7.1".to_owned()),

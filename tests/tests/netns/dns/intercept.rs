@@ -1,4 +1,4 @@
-//! Node-local DNS: whether the agent or an endpoint of the DNS Service answers a query to its cluster IP.
+//! Node-local DNS: whether the agent or an endpoint of the DNS Service answers a query to the Service's cluster IP.
 
 use std::{
     io::{self, ErrorKind, Read as _, Write as _},
@@ -25,7 +25,8 @@ const OF_ENDPOINT: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
 pub(super) const WEB: &str = "web.default.svc.cluster.local";
 /// How long a client waits for an answer, without the time in which tasks waited for a CPU.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// The patience of a client that shows for how long queries are lost: it soon sends the next one.
+/// The patience of a client that measures for how long queries are lost: after a lost query, it soon sends the next
+/// one.
 const BRIEF: Duration = Duration::from_secs(1);
 /// The longest time that a client waits for an answer.
 const LONGEST: Duration = Duration::from_secs(20);
@@ -112,7 +113,7 @@ impl NodeDns {
         self.bed.agent.as_ref().unwrap().signal(signal).unwrap();
     }
 
-    /// What `status` says of the interception.
+    /// The state of the interception, as `status` reports it.
     fn report(&self) -> Value {
         self.bed.status()["agent"]["dns"]["intercept"].clone()
     }
@@ -135,7 +136,7 @@ impl NodeDns {
     }
 }
 
-/// A resolver that uses one connected socket for all its questions.
+/// A resolver that uses one connected socket for all its queries.
 struct Client {
     socket: UdpSocket,
     patience: Duration,
@@ -258,7 +259,7 @@ fn lock(tally: &Mutex<Tally>) -> MutexGuard<'_, Tally> {
 /// How a client sends queries one after the other.
 #[derive(Clone, Copy)]
 struct Manner {
-    /// Whether it sends all of them from one socket, or each from a new one.
+    /// Whether the client sends all queries from one socket, or each query from a new socket.
     one_socket: bool,
     patience: Duration,
 }
@@ -326,7 +327,7 @@ fn endpoints_answer_at_once_after_the_agent_was_killed() {
             dns.start_agent();
             tally
         };
-        // At most the query that the agent had read is lost.
+        // At most one query is lost: one that the agent had already read.
         one_of_three(attempt, |tally| tally.lost <= 1);
     }
 }
@@ -403,8 +404,8 @@ fn server_of_one_family_answers_while_that_of_the_other_does_not() {
                 udp dport 9053 drop\n }\n}\n";
     dns.bed.cluster.node1.feed("nft", &["-f", "-"], rule).unwrap();
     dns.wait_until_answered_by(v6, OF_ENDPOINT);
-    // A stall of the agent leaves a few queries to the endpoint. If one server delayed the other, that would happen
-    // repeatedly.
+    // A stall of the agent leaves a few queries to the endpoint. If one server delayed the other, queries would
+    // repeatedly go to the endpoint.
     let agent_answers_all = || {
         let mut answers = (0..200).map(|_| {
             thread::sleep(Duration::from_millis(10));

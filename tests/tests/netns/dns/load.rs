@@ -18,10 +18,10 @@ const RATE: u64 = 1_000;
 /// How long dnsperf sends queries, and how long it waits for each answer, in seconds.
 const TIME: &str = "4";
 const PATIENCE: &str = "2";
-/// Queries that arrive while the kernel ends the agent's process, up to the moment when it closes the sockets: it frees the
-/// memory first, which takes some 20 ms on an idle machine.
+/// Number of queries that arrive from the kill of the agent until the kernel closes the agent's sockets. The kernel
+/// first frees the memory of the process, which takes some 20 ms on an idle machine.
 const OF_EXIT: u64 = RATE / 4;
-/// Queries of a lease of the agent, 300 ms.
+/// Number of queries that arrive during one lease of the agent, which lasts 300 ms.
 const OF_LEASE: u64 = RATE * 3 / 10;
 
 /// Runs dnsperf in `pod1`, and `event` while the agent answers dnsperf's queries.
@@ -51,8 +51,8 @@ fn unreachables(dns: &NodeDns) -> u64 {
     of_family(false) + of_family(true)
 }
 
-/// Asserts that one of three attempts loses at most `limit` queries. Many more are lost if the agent or the endpoint of
-/// the Service waits for a CPU.
+/// Asserts that one of three attempts loses at most `limit` queries. An attempt loses many more queries if the agent or
+/// the endpoint of the Service waits for a CPU.
 fn assert_few_are_lost(limit: u64, attempt: impl FnMut() -> Statistics) {
     one_of_three(attempt, |statistics| statistics.lost <= limit);
 }

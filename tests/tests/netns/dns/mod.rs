@@ -8,15 +8,19 @@ mod stub;
 
 use std::{
     fs,
-    net::{TcpListener, UdpSocket},
+    net::{Ipv4Addr, TcpListener, UdpSocket},
     time::Duration,
 };
 
-use lb_tests::{agent::Agent, resolver::Resolver, wait_for};
+use etherparse::PacketBuilder;
+use lb_tests::{agent::Agent, dns, resolver::Resolver, wait_for};
 
-use crate::bed::{Bed, vips};
+use crate::{
+    bed::{Bed, vips},
+    flood,
+};
 
-/// Arguments for a DNS server at a loopback address, whose upstream server never answers.
+/// Arguments that start the DNS server at a loopback address, with an upstream server that never answers.
 const DNS: [&str; 4] = ["--dns-bind-address", "127.0.0.1", "--dns-upstream", "127.0.0.9"];
 
 const HEADLESS: &str = "\
@@ -109,8 +113,8 @@ fn names_return_after_the_agent_was_killed() {
     assert_eq!(names.addresses("ahostsv4", "web"), ["10.96.0.10"]);
 }
 
-/// Asserts that the agent starts and serves packets while another socket has its address for DNS, and that it answers
-/// queries once the address is free.
+/// Asserts that the agent starts and serves packets while another socket has the address of the agent's DNS server, and
+/// that the DNS server answers queries once the address is free.
 fn assert_waits_for_its_address<T>(holder: impl FnOnce(&Bed) -> T, transport: &str) {
     let mut bed = Bed::with_web(&["pod2"]);
     bed.agent = None;
@@ -139,6 +143,36 @@ fn taken_address_stops_neither_the_agent_nor_names_for_long() {
         |bed| bed.cluster.node1.run(|| TcpListener::bind("127.0.0.1:53")).unwrap(),
         "TCP",
     );
+}
+
+/// The forged queries come from neighbours that do not exist. The kernel keeps the agent's answers to such a neighbour
+/// for three seconds, while it tries to resolve the neighbour's MAC address.
+#[test]
+fn answers_to_neighbours_that_do_not_exist_delay_no_others() {
+    const NODE: [u8; 4] = [198, 51, 100, 1];
+    let mut bed = Bed::with_web(&["pod2"]);
+    bed.agent = None;
+    let allow = ["--dns-allow", "198.51.100.0/24"];
+    bed.start_agent_with(&[&["--dns-bind-address", "198.51.100.1"], &DNS[2..], &allow].concat());
+    let client = &bed.cluster.client;
+    let query = dns::query(1, "web.default.svc.cluster.local");
+    let socket = client.run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
+    socket.connect((Ipv4Addr::from(NODE), 53)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    let ask = || {
+        let mut answer = [0; 512];
+        let length = socket.send(&query).and_then(|_| socket.recv(&mut answer)).ok()?;
+        dns::address(&answer[..length])
+    };
+    assert_eq!(wait_for(Duration::from_secs(3), ask), Some(Ipv4Addr::new(10, 96, 0, 10)));
+    let raw = client.run(|| flood::open(false)).unwrap();
+    for (host, port) in [250, 251].into_iter().flat_map(|host| (2_000..3_000).map(move |port| (host, port))) {
+        let mut packet = Vec::new();
+        let forged = PacketBuilder::ipv4([198, 51, 100, host], NODE, 64).udp(port, 53);
+        forged.write(&mut packet, &query).unwrap();
+        flood::send(&raw, (Ipv4Addr::from(NODE), 53).into(), &packet).unwrap();
+    }
+    assert_eq!(ask(), Some(Ipv4Addr::new(10, 96, 0, 10)));
 }
 
 #[test]
@@ -177,7 +211,7 @@ fn restart_with_a_bad_manifest_denies_no_name_that_it_may_define() {
     assert_eq!(status(&names, "www.example.com.default.svc"), "NXDOMAIN");
     names.bed.cluster.manifests.write("db", HEADLESS).unwrap();
     names.wait_for("db", &["10.244.9.1"]);
-    // Once the agent has read the whole folder, it still answers NXDOMAIN when a new bad document appears.
+    // The agent has read the whole folder before, so it still answers NXDOMAIN when a new bad document appears.
     names.bed.cluster.manifests.write("other", &bad.replace("db", "other")).unwrap();
     assert_eq!(status(&names, "nothing.default.svc"), "NXDOMAIN");
 }

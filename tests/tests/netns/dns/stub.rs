@@ -16,7 +16,8 @@ use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 
 /// Interval at which the UDP thread checks whether it must end.
 const LOOK: Duration = Duration::from_millis(50);
-/// Size in bytes of the receive buffer: enough for the queries of some seconds, in which the thread waits for a CPU.
+/// Size of the receive buffer in bytes: enough for the queries that arrive while the thread waits some seconds for a
+/// CPU.
 const BUFFER: usize = 4 << 20;
 
 /// The server, over UDP and TCP; it ends when it is dropped.
@@ -97,7 +98,7 @@ fn reply(query: &[u8], address: Ipv4Addr) -> Option<Vec<u8>> {
     reply.extend([0x81, 0x80, 0, 1, 0, u8::from(is_a), 0, 0, 0, 0]);
     reply.extend(question);
     if is_a {
-        // A pointer to the name, type A, class IN, a TTL of 1 s, 4 bytes.
+        // A pointer to the name, type A, class IN, a TTL of 1 s, a data length of 4 bytes.
         reply.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4]);
         reply.extend(address.octets());
     }
