@@ -9,8 +9,9 @@ use crate::protocol::Protocol;
 pub struct Check {
     /// What a probe sends, and which answers count as good.
     pub kind: Kind,
-    /// The port that probes go to. With a port, the check applies to every port of the Service; without, probes go to
-    /// the port of the endpoint, and the check applies to ports of one protocol only ([`Kind::protocol`]).
+    /// The port that probes go to. If the check has its own port, the check applies to every port of the Service. With
+    /// `None`, probes go to the port of the endpoint, and the check applies to ports of one protocol only
+    /// ([`Kind::protocol`]).
     pub port: Option<NonZeroU16>,
     /// When probes are sent, and how many results change the verdict.
     pub timing: Timing,
@@ -48,11 +49,11 @@ pub enum Kind {
     Http(Arc<str>),
     /// Like [`Self::Http`], over TLS. The certificate is not verified.
     Https(Arc<str>),
-    /// A gRPC call `grpc.health.v1.Health/Check` for this service, empty for the whole server; good if it answers
+    /// A gRPC call `grpc.health.v1.Health/Check` for this service, empty for the whole server; good if the answer is
     /// `SERVING`.
     Grpc(Arc<str>),
-    /// A DNS question for this name over UDP; an empty name asks for the name servers of the root. Every valid answer
-    /// is good except `SERVFAIL` and `REFUSED`.
+    /// A DNS query for this name over UDP; an empty name asks for the name servers of the root. Every valid answer is
+    /// good except `SERVFAIL` and `REFUSED`.
     Dns(Arc<str>),
 }
 
@@ -89,9 +90,10 @@ impl Kind {
 /// When probes are sent, and how many results change the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timing {
-    /// Usual time from the start of one probe to the start of the next. The monitor varies it by up to 10 % (by up to
-    /// 50 % before the second probe), uses [`Self::fast`] in its place while results contradict the verdict of a target
-    /// that is not held, and sends the next probe at once after a hint of failure.
+    /// Usual time from the start of one probe to the start of the next. The monitor varies this time by up to 10 % (by
+    /// up to 50 % before the second probe). While results contradict the verdict of a target, the monitor uses
+    /// [`Self::fast`] instead, unless the target is held unhealthy because it flaps. After a hint of failure, it sends
+    /// the next probe at once.
     pub interval: Duration,
     /// Time without an answer after which a probe has failed; less than `interval`.
     pub timeout: Duration,
@@ -99,7 +101,7 @@ pub struct Timing {
     /// least 1.
     pub healthy: u8,
     /// Number of failures in a row that make a healthy endpoint unhealthy; at least 1. A hint of failure may count as
-    /// one.
+    /// one failure.
     pub unhealthy: u8,
 }
 
@@ -170,7 +172,7 @@ pub(crate) fn is_path(path: &str) -> bool {
     path.chars().all(|c| c.is_ascii_graphic() && !NOT_IN_PATHS.contains(c))
 }
 
-/// Whether a DNS question can contain the name; the empty name is the root.
+/// Whether a DNS query can contain the name; the empty name is the root.
 fn is_name(name: &str) -> bool {
     let name = name.strip_suffix('.').unwrap_or(name);
     name.is_empty() || name.len() < 254 && name.split('.').all(|label| (1..64).contains(&label.len()))

@@ -12,7 +12,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Makes a failure with these details.
+    /// Creates a failure with these details.
     pub fn new(reason: Reason, text: impl Into<String>) -> Self {
         Self { reason, text: text.into() }
     }
@@ -32,7 +32,7 @@ pub enum Reason {
     Refused,
     /// The endpoint has not answered within the timeout.
     Timeout,
-    /// This node has no route to the endpoint, or its kernel reports another error.
+    /// This node has no route to the endpoint, or the kernel of this node reports another error.
     Unreachable,
     /// No TLS session could be established.
     Tls,

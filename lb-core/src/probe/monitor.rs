@@ -28,7 +28,7 @@ const MOST_FALLS: usize = 3;
 const HOLD: Duration = Duration::from_mins(1);
 const LONGEST_HOLD: Duration = Duration::from_mins(10);
 
-/// The verdict of the probes about an endpoint, which decides whether it gets new flows.
+/// The verdict of the probes about an endpoint, which decides whether the endpoint gets new flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum EndpointHealth {
     /// No result yet: the endpoint gets new flows, and the first result decides.
@@ -66,7 +66,8 @@ pub struct State {
     pub held_until: u64,
     /// [`Self::held_until`] on the caller's clock.
     hold: Duration,
-    /// Number of results in a row that contradict the verdict, up to the threshold; a hint of failure may count as one.
+    /// Number of results in a row that contradict the verdict, up to the threshold; a hint of failure may count as one
+    /// such result.
     contrary: u8,
     /// When the target changed from healthy to unhealthy: the last time, and the times within [`FLAP_WINDOW`] before
     /// it; oldest first.
@@ -116,34 +117,44 @@ pub struct Monitor {
     shares: Shares,
     /// Targets that an earlier agent found unhealthy, and that no Service of this agent has used yet.
     remembered: BTreeMap<Target, Memory>,
-    /// Targets of an earlier agent whose state a target with another check has taken over.
+    /// Targets that an earlier agent found unhealthy, and whose state a target with another check has taken over.
     taken_over: Vec<Target>,
     /// Number of targets with each [`EndpointHealth`].
     counts: [usize; 3],
 }
 
 impl Monitor {
-    /// Maximum number of probes that the caller runs at once. Of these, one Service gets at most half, and one namespace at
-    /// most three quarters.
+    /// Maximum number of probes that the caller runs at once. Of these, one Service gets at most half, and one
+    /// namespace at most three quarters.
     pub const MOST_PROBES: usize = 512;
 
     /// Creates a monitor without targets. `remembered` are the targets that were unhealthy when an earlier agent
-    /// stopped: they stay unhealthy until good results follow. [`Self::forget_unused`] drops those that no Service
-    /// uses.
+    /// stopped: they stay unhealthy until good results follow. [`Self::forget_unused`] drops the targets that no
+    /// Service uses.
     pub fn new(seed: u64, remembered: BTreeMap<Target, Memory>) -> Self {
         Self { seed, remembered, ..Self::default() }
     }
 
     /// Sets the Services that use a target; a target without users is no longer probed. A new target begins with the
-    /// state of a known one that has the same address, port and kind of check, so that a changed interval changes no
-    /// verdict. Pass new targets before those without users, whose state they may take over. Returns whether a new
-    /// target is unhealthy; `None` if it is not new.
+    /// state of a known target that has the same address, port and kind of check, so that a changed interval changes no
+    /// verdict. Pass new targets before targets without users, so that the new ones can take over the state of the
+    /// others. Returns whether a new target is unhealthy; `None` if it is not new.
     pub fn set(&mut self, target: &Target, users: Vec<ObjectName>, now: Duration) -> Option<bool> {
         if users.is_empty() {
             self.remove(target);
             return None;
         }
         if let Some(watched) = self.watched.get_mut(target) {
+            if let Stage::Waits(share) = &watched.stage
+                && watched.users.first() != users.first()
+            {
+                // The target has waited for another probe of its first Service to end, but now has another first
+                // Service.
+                let due = (watched.at, target.clone());
+                self.shares.leave(share, &due);
+                self.due.insert(due);
+                watched.stage = Stage::Due;
+            }
             watched.users = users;
             return None;
         }
@@ -180,8 +191,9 @@ impl Monitor {
         !self.remembered.is_empty()
     }
 
-    /// Removes the state of those targets of an earlier agent that no Service uses, and returns these targets: an
-    /// endpoint that gets such an address later is another one.
+    /// Removes the state of those targets of an earlier agent that no Service uses, and returns these targets. If an
+    /// endpoint gets the address of such a target later, it is a different endpoint, to which the old state does not
+    /// apply.
     pub fn forget_unused(&mut self) -> Vec<Target> {
         let unused = std::mem::take(&mut self.remembered).into_keys();
         let gone = unused.chain(std::mem::take(&mut self.taken_over));
@@ -274,9 +286,9 @@ impl Monitor {
     }
 
     /// Takes hints that these endpoints leave SYNs unanswered. (A hint about any port of an address also concerns the
-    /// targets of this address whose check has its own port.) For a healthy target that is not being probed, the first
-    /// hint since its last result makes the next probe due at once. The hint also counts as a failed probe, unless that
-    /// would make the target unhealthy.
+    /// targets of this address whose check has its own port.) For a healthy target that is not being probed and does
+    /// not wait for other probes, the first hint since its last result makes the next probe due at once. The hint also
+    /// counts as a failed probe, unless that would make the target unhealthy.
     pub fn suspect(&mut self, silent: &BTreeSet<SocketAddr>, now: Duration) {
         let addresses: BTreeSet<IpAddr> = silent.iter().map(SocketAddr::ip).collect();
         for (target, watched) in &mut self.watched {
@@ -461,6 +473,17 @@ mod tests {
         std::iter::from_fn(|| monitor.start(now)).collect()
     }
 
+    /// Ends the running probes, and those that begin meanwhile. Returns the number of different targets.
+    fn probe_all(monitor: &mut Monitor, mut running: Vec<Target>, now: Duration) -> usize {
+        let mut probed = BTreeSet::new();
+        while let Some(target) = running.pop() {
+            probed.insert(target.clone());
+            monitor.finish(&target, Ok(()), now, 0);
+            running.extend(start_all(monitor, now));
+        }
+        probed.len()
+    }
+
     fn count_of(targets: &[Target], host: u8) -> usize {
         targets.iter().filter(|it| it.address == target(host, 10).address).count()
     }
@@ -487,14 +510,19 @@ mod tests {
         let mut monitor = due(&services);
         let running = start_all(&mut monitor, 60 * S);
         assert_eq!((running.len(), count_of(&running, 9)), (385, 1));
-        // All get their turn.
-        let (mut probed, mut running) = (BTreeSet::new(), running);
-        while let Some(target) = running.pop() {
-            probed.insert(target.clone());
-            monitor.finish(&target, Ok(()), 60 * S, 0);
-            running.extend(start_all(&mut monitor, 60 * S));
+        assert_eq!(probe_all(&mut monitor, running, 60 * S), 9 * 200 + 1, "all get their turn");
+    }
+
+    #[test]
+    fn waiting_target_is_probed_although_its_first_service_has_changed() {
+        let mut monitor = due(&[("a", "one", 600)]);
+        let all: Vec<Target> = monitor.targets().map(|(target, ..)| target.clone()).collect();
+        let mut running = start_all(&mut monitor, 60 * S);
+        for target in &all {
+            monitor.set(target, vec![ObjectName::new("a", "two")], 60 * S);
         }
-        assert_eq!(probed.len(), 9 * 200 + 1);
+        running.extend(start_all(&mut monitor, 60 * S));
+        assert_eq!(probe_all(&mut monitor, running, 60 * S), 600);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Limits how many probes of one Service, and of one namespace, run at once, so that endpoints which answer late or never
-//! do not delay the probes of others.
+//! Limits how many probes of one Service, and of one namespace, run at once, so that endpoints which answer late or
+//! never do not delay the probes of other endpoints.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +10,7 @@ use std::{
 use super::{monitor::Monitor, target::Target};
 use crate::model::ObjectName;
 
-/// A group of targets, of whose probes only a certain number may run at once.
+/// A group of targets: only a certain number of their probes may run at once.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Share {
     Service(ObjectName),
@@ -31,7 +31,7 @@ impl Share {
     }
 }
 
-/// A target, after the time when its next probe is due.
+/// The time when the next probe of a target is due, and the target: in this order, so that sets sort targets by time.
 pub(super) type Due = (Duration, Target);
 
 /// The probes that run, by [`Share`].
@@ -46,8 +46,8 @@ struct Used {
 }
 
 impl Shares {
-    /// Counts a probe for a Service and for its namespace. If as many as may run do so already in one of the two, counts
-    /// nothing and returns that share.
+    /// Counts a probe for a Service and for its namespace. If the maximum number of probes already run for one of the
+    /// two, counts nothing; the error is the share that is used up.
     pub(super) fn take(&mut self, service: &ObjectName) -> Result<(), Share> {
         let shares = Share::of(service);
         let is_used_up = |share: &&Share| self.0.get(share).is_some_and(|used| used.probes >= share.most());
@@ -72,8 +72,8 @@ impl Shares {
         }
     }
 
-    /// Counts a probe for the Service no more, because it has ended. Returns the targets that no longer wait, at most one
-    /// for each of the two shares; [`Self::take`] may let them wait for the other share.
+    /// Stops counting a probe for the Service, because the probe has ended. Returns the targets that no longer wait, at
+    /// most one for each of the two shares; [`Self::take`] may then find that the other share is used up.
     pub(super) fn give_back(&mut self, service: &ObjectName) -> Vec<Due> {
         let mut next = Vec::new();
         for share in Share::of(service) {
