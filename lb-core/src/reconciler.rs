@@ -47,10 +47,10 @@ use crate::{
 ///                    after a grace period: grace_elapsed(epoch)
 /// ```
 ///
-/// For a changed object, the plan recomputes only the object's Service and those that claim the same frontends. A
-/// Service that the kernel holds when the agent starts stays there unchanged until the sources have shown it with an
-/// EndpointSlice, or are complete ([`Self::set_complete`]): a manifest that is invalid when the agent starts must
-/// not delete the Service that it described.
+/// For a changed object, the plan recomputes only the object's Service and the Services that claim the same frontends.
+/// A Service that is in the maps when the agent starts stays there unchanged until the sources have sent it with an
+/// EndpointSlice, or are complete ([`Self::set_complete`]): a manifest that is invalid when the agent starts must not
+/// delete the Service that it described.
 #[derive(Clone, Debug)]
 pub struct Reconciler {
     store: Store,
@@ -79,8 +79,8 @@ pub struct Reconciler {
     stale_ranges: BTreeSet<SourceRangeKey>,
     /// Ids found at the start in `LIMITS` without a service port: the first plan deletes their limits.
     stale_limits: BTreeSet<u32>,
-    /// Services found at the start that the sources have not shown completely yet. Once the sources are complete, only
-    /// those that the sources cannot read.
+    /// Services found at the start that the sources have not sent completely yet. Once the sources are complete, this
+    /// set has only the Services that the sources cannot read.
     earlier: BTreeSet<ObjectName>,
     /// Whether the sources have sent everything that they can read.
     complete: bool,
@@ -96,8 +96,8 @@ pub struct Reconciler {
     endings: StaleUdp,
     rules: RulesOfServices,
     problems: BTreeMap<ObjectName, Vec<Condition>>,
-    /// The Services to plan, each with its ports. The ports are `None` if so many Services are due that storing them
-    /// would take too much memory; the plan then computes them again.
+    /// The Services to plan, each with its ports. The ports are `None` if so many Services are due that storing their
+    /// ports would take too much memory; the reconciler then computes the ports again when it plans the Service.
     due: BTreeMap<ObjectName, Option<Vec<Port>>>,
     /// Whether the last plan covered only some of the Services, so that further plans follow.
     partial: bool,
@@ -109,11 +109,11 @@ pub struct Reconciler {
     compacted: usize,
 }
 
-/// Maximum number of dirty Services whose ports a plan keeps in memory; with more, it computes the ports of each
-/// Service again when it needs them.
+/// Maximum number of dirty Services whose ports the reconciler keeps in memory. If more Services are dirty, it computes
+/// the ports of each Service again when it plans that Service.
 const FEW: usize = Reconciler::PART;
 
-/// The Services that the last plan covers, and those that lose frontends by it, until all its steps are applied.
+/// The Services that the last plan covers or takes frontends from, until all steps of that plan are applied.
 #[derive(Clone, Debug, Default)]
 struct InFlight {
     steps: usize,
@@ -123,7 +123,7 @@ struct InFlight {
 /// A Service to plan, with its ports as in [`Reconciler::due`].
 type Due = (ObjectName, Option<Vec<Port>>);
 
-/// The name under which `Reconciler::vips` has the node's own addresses; no Service can have it.
+/// The name under which `Reconciler::vips` has the node's own addresses; no Service can have this name.
 fn no_service() -> ObjectName {
     ObjectName { namespace: Arc::default(), name: Arc::default() }
 }
@@ -289,10 +289,11 @@ impl Reconciler {
         self.set_complete_but(&BTreeSet::new());
     }
 
-    /// Records that the sources have shown everything except some objects of these Services, which they cannot read. A
-    /// Service of which they can read nothing stays as the agent found it in the kernel. If they can read some of its
-    /// slices, the Service also keeps the other endpoints that the agent found. The next plan deletes everything else
-    /// that the sources have not shown. Call it before the first plan if there are such Services.
+    /// Records that the sources have sent everything except some objects of these Services, which they cannot read. A
+    /// Service of which the sources can read nothing stays as the agent found it in the maps. If the sources can read
+    /// only some slices of a Service, the Service also keeps the other endpoints that the agent found in the maps. The
+    /// next plan deletes everything else that the sources have not sent. Must be called before the first plan if there
+    /// are such Services.
     pub fn set_complete_but(&mut self, unread: &BTreeSet<ObjectName>) {
         if !self.complete {
             let found: BTreeSet<ObjectName> = self.earlier.intersection(unread).cloned().collect();
@@ -308,7 +309,7 @@ impl Reconciler {
         self.complete = true;
     }
 
-    /// The Services that stay as the agent found them at its start, because the sources have not shown them completely
+    /// The Services that stay as the agent found them at its start, because the sources have not sent them completely
     /// yet, or cannot read them.
     pub const fn kept(&self) -> &BTreeSet<ObjectName> {
         &self.earlier
@@ -341,10 +342,10 @@ impl Reconciler {
     /// A good number of Services for [`Self::plan_part`].
     pub const PART: usize = 4096;
 
-    /// Like [`Self::plan`], but to limit the use of memory, plans at most `services` of the Services that are due, and
-    /// also those that take over frontends of these. If [`Self::is_partial`] is then true, call this function again
-    /// once the steps are applied: the last part removes what no Service needs any more. A frontend goes to another
-    /// Service in one step, as with [`Self::plan`].
+    /// Like [`Self::plan`], but plans only a part of the due Services, to limit the use of memory: at most `services`
+    /// of them, and in addition the Services that take over frontends from these. If [`Self::is_partial`] is then true,
+    /// call this function again once the steps are applied: the last part removes what no Service needs any more. A
+    /// frontend goes to another Service in one step, as with [`Self::plan`].
     pub fn plan_part(&mut self, services: usize) -> Plan {
         self.failed();
         self.update_due();
@@ -409,9 +410,10 @@ impl Reconciler {
         self.due.len()
     }
 
-    /// The next Service to plan: any that is due if the plan has room for it (`is_room`), but first those that take over
-    /// its frontends. So it is known whether these fit, and one plan moves each frontend to its owner in one step.
-    /// `held_back` has the Services for which others come first.
+    /// Returns the next Service to plan. Takes another due Service only if the plan has room for it (`is_room`). Before
+    /// a Service, this function returns the due Services that take over its frontends, even if the plan has no room for
+    /// them: then the plan knows whether these new owners fit, and moves each frontend to its new owner in one step.
+    /// `held_back` has the Services that wait for their new owners.
     fn next_due(&mut self, held_back: &mut Vec<Due>, is_room: bool) -> Option<Due> {
         if held_back.is_empty() && is_room {
             held_back.extend(self.due.pop_first());
@@ -434,8 +436,9 @@ impl Reconciler {
     }
 
     /// Lets a Service that does not fit claim only the frontends that it has in the maps, until it is dirty again: it
-    /// must not take others from the Services that have them. Those that this plan covered before, and neither it nor a
-    /// later part will cover, become dirty.
+    /// must not take other frontends from the Services that have them. If another Service claims a frontend that this
+    /// Service no longer claims, the other Service becomes dirty, unless this plan or a later part of it will still
+    /// cover the other Service.
     fn claim_only_present(&mut self, service: &ObjectName, held_back: &[Due]) {
         let is_valid = |key: &ServiceKey| !self.distrusted.contains(key);
         let present: BTreeSet<ServiceKey> = self.frontends_of(service).filter(is_valid).collect();
@@ -551,11 +554,17 @@ impl Reconciler {
         }
     }
 
-    /// Returns the UDP frontends that have lost endpoints, or that Services have gained, since the last call. Call it
-    /// after the steps of a plan: until they are applied, new flows may still go to the lost endpoints. If a step has
-    /// failed, a later plan of the same Services adds their frontends again.
+    /// Returns the UDP frontends that have lost endpoints, or that Services have gained, since the last call. Call this
+    /// function after the steps of a plan: until the steps are applied, new flows may still go to the lost endpoints.
+    /// If a step has failed, a later plan of the same Services adds their frontends again.
     pub fn take_stale_frontends(&mut self) -> StaleFrontends {
         self.endings.take()
+    }
+
+    /// Returns the UDP frontends that Services have gained since the last call: processes of the node may have connected
+    /// sockets to them before.
+    pub fn take_begun_frontends(&mut self) -> StaleFrontends {
+        self.endings.take_begun()
     }
 
     /// Returns the changes to the endpoints of UDP frontends since the last call: those that the last plan makes, and
@@ -614,7 +623,7 @@ impl Reconciler {
     }
 
     /// Frees the flow counters that neither a backend nor a flow has used at this call and at the previous one;
-    /// `counters` are all those that existing flows use.
+    /// `counters` are all counters that existing flows use.
     pub fn free_unused_counters(&mut self, counters: &BTreeSet<u32>) {
         if self.counters.is_empty() {
             return;
@@ -651,7 +660,7 @@ impl Reconciler {
         self.health_checks.checks()
     }
 
-    /// The Services that have load balancers' addresses, as of the last [`Self::plan`] and
+    /// The Services that have load balancer addresses, as of the last [`Self::plan`] and
     /// [`Self::take_holders_changed`].
     pub const fn holders(&self) -> &BTreeMap<ObjectName, Holder> {
         self.holders.services()
@@ -726,7 +735,8 @@ impl Reconciler {
             let mut others = self.claims.set(&service, &ports);
             self.due.insert(service, are_few.then_some(ports));
             others.retain(|other| !self.due.contains_key(other));
-            // Those that wait for room claim less than they want (`claim_only_present`).
+            // Services that wait for room claim less than they want (`claim_only_present`), so their claims are
+            // computed again.
             dirty.extend(others.extract_if(.., |other| self.waits(other)));
             concerned.append(&mut others);
         }

@@ -15,15 +15,16 @@ use crate::{
     model::ObjectName,
 };
 
-/// UDP frontends that may have stale flows: those that have lost endpoints, and those with endpoints that are new to
-/// their Service. A flow of such a frontend is stale if its endpoint no longer serves the frontend, see [`ServedUdp`].
+/// UDP frontends that may have stale flows: those that have lost endpoints, and those that have endpoints and are new
+/// to their Service. A flow of such a frontend is stale if the flow's endpoint no longer serves the frontend, see
+/// [`ServedUdp`].
 pub type StaleFrontends = BTreeSet<ServiceKey>;
 
 /// The endpoints that serve each UDP frontend.
 ///
 /// The owner applies the [changes](crate::reconciler::Reconciler::take_served_changes) of a plan before the first step
 /// of the plan, so this map has a new endpoint before any program can choose it. A flow is therefore stale if the map
-/// has its frontend, but not its endpoint among those of the frontend.
+/// has the flow's frontend, but does not list the flow's endpoint among the endpoints of that frontend.
 #[derive(Clone, Debug, Default)]
 pub struct ServedUdp(Frontends);
 
@@ -39,7 +40,7 @@ impl ServedUdp {
         self.0.get(frontend)
     }
 
-    /// Replaces the frontends of a Service. Those that another Service has taken over stay.
+    /// Replaces the frontends of a Service. Frontends that another Service has taken over stay.
     pub fn apply(&mut self, ServedChange { before, now }: ServedChange) {
         for (frontend, serving) in before {
             if self.0.get(&frontend).is_some_and(|known| Arc::ptr_eq(known, &serving)) {
@@ -75,6 +76,7 @@ pub(crate) struct StaleUdp {
     known: BTreeMap<ObjectName, Frontends>,
     changes: Vec<ServedChange>,
     moved: StaleFrontends,
+    begun: StaleFrontends,
 }
 
 impl StaleUdp {
@@ -94,6 +96,9 @@ impl StaleUdp {
                 }
                 if known.is_none_or(|known| !known.is_subset(serving)) {
                     self.moved.insert(frontend.key);
+                }
+                if known.is_none() {
+                    self.begun.insert(frontend.key);
                 }
                 now.insert(frontend.key, Arc::clone(serving));
             }
@@ -117,6 +122,11 @@ impl StaleUdp {
     /// Returns the frontends that have lost endpoints since the last call.
     pub(crate) fn take(&mut self) -> StaleFrontends {
         std::mem::take(&mut self.moved)
+    }
+
+    /// Returns the frontends that have endpoints and that Services have gained since the last call.
+    pub(crate) fn take_begun(&mut self) -> StaleFrontends {
+        std::mem::take(&mut self.begun)
     }
 
     /// Returns the changes of [`ServedUdp`] since the last call, in their order.

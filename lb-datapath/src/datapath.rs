@@ -128,7 +128,7 @@ impl Datapath {
 
     /// Opens the maps of sockets that are connected to Services. The handle stays valid without this [`Datapath`].
     pub fn node_sockets(&self) -> Result<NodeSockets, DatapathError> {
-        NodeSockets::open(&self.folder)
+        NodeSockets::open(&self.folder, self.cgroup.is_some())
     }
 
     /// Opens the packet counters. The handle stays valid without this [`Datapath`].
@@ -178,8 +178,8 @@ impl Datapath {
         XdpAttacher::new(self.folder.clone(), Arc::clone(&self.programs), self.xdp)
     }
 
-    /// A handle that attaches to devices the program that answers for announced addresses, in the network namespace of
-    /// this thread. Only one may be used at a time.
+    /// A handle that attaches `tc_announce`, the program that answers for announced addresses, to devices in the
+    /// network namespace of this thread. Only one may be used at a time.
     pub fn announce_attacher(&self) -> Result<AnnounceAttacher, DatapathError> {
         AnnounceAttacher::new(self.folder.clone(), Arc::clone(&self.programs), self.attach)
     }
@@ -227,18 +227,18 @@ impl Datapath {
         Ok(self.folder.versions()?.iter().any(|version| *version != current))
     }
 
-    /// Takes over the flows of an agent with another map layout, and removes its data plane. Must be called once, after
-    /// our programs are attached to all devices.
+    /// Takes over the flows of an agent with another map layout, and removes the data plane of that agent. Must be
+    /// called once, after our programs are attached to all devices.
     pub fn finish_handover(&mut self) -> Result<(), DatapathError> {
         let Some(handover) = self.handover.take() else { return Ok(()) };
         handover.finish(&self.filter, || self.attach_sockets())?;
         clsact::remove_earlier(&self.folder)
     }
 
-    /// Removes what other versions have left: links and programs that this version does not know, and all data planes
-    /// with other map layouts, that is, those that have no description of their maps (before version 5), and any other
-    /// that was not taken over. Call it when the maps are complete and our programs attached, so that no packet passes
-    /// without a program. Connections that only the old data plane tracks are cut.
+    /// Removes what other versions have left: links and programs that this version does not know, and every data plane
+    /// with another map layout. Such a data plane remains if it was not taken over, for example because it has no
+    /// description of its maps (before version 5). Call this function when the maps are complete and our programs are
+    /// attached, so that no packet passes without a program. Connections that only the old data plane tracks are cut.
     pub fn retire_other_versions(&self) -> Result<(), DatapathError> {
         let current = self.folder.current();
         for version in self.folder.versions()?.into_iter().filter(|version| *version != current) {

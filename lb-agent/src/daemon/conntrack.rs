@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, convert::Infallible, sync::Arc, time::Duration}
 
 use anyhow::Context as _;
 use lb_common::{
-    Address, ServiceKey,
+    Address, Endpoint, ServiceKey,
     conntrack::{Flow, Pressure, Tuple},
     protocol,
 };
@@ -30,7 +30,7 @@ use lb_datapath::{
 };
 
 /// Time from a GC pass until the next one is due: `CALM` normally, `PRESSED` while the flow table is nearly full. A
-/// flood makes it due earlier, see [`Fill::may_be_pressed`].
+/// flood makes the next pass due earlier, see [`Fill::may_be_pressed`].
 const CALM: Duration = Duration::from_secs(5);
 const PRESSED: Duration = Duration::from_secs(1);
 
@@ -50,12 +50,21 @@ pub(super) struct Observers {
     pub(super) flow_log: Option<FlowLog>,
 }
 
+/// UDP frontends whose flows and sockets the task must check.
+#[derive(Clone, Debug, Default)]
+pub(super) struct UdpFrontends {
+    /// Frontends that may have stale flows, and stale sockets.
+    pub(super) stale: StaleFrontends,
+    /// Frontends that Services have gained while this agent ran.
+    pub(super) begun: StaleFrontends,
+}
+
 /// State for deleting UDP flows and closing UDP sockets whose backend is gone.
 #[derive(Debug)]
 pub(super) struct Udp {
     pub(super) sockets: NodeSockets,
     /// The UDP frontends that have lost endpoints. The writer sends them after it has applied the steps.
-    pub(super) stale_udp: mpsc::UnboundedReceiver<StaleFrontends>,
+    pub(super) stale_udp: mpsc::UnboundedReceiver<UdpFrontends>,
     /// The present endpoints of each UDP frontend.
     pub(super) served: Published<ServedUdp>,
 }
@@ -82,7 +91,7 @@ pub(super) async fn run(
                 gc.checks_addresses = true;
             }
             frontends = stale_udp.recv() => {
-                gc.packets_of.extend(frontends.context("the writer has ended")?);
+                gc.note(frontends.context("the writer has ended")?);
             }
             looked = flow_counts.changed() => {
                 looked.context("the task that counts packets has ended")?;
@@ -92,7 +101,7 @@ pub(super) async fn run(
             }
         }
         while let Ok(more) = stale_udp.try_recv() {
-            gc.packets_of.extend(more);
+            gc.note(more);
         }
         let mut result = gc.end_stale().await?;
         // Checked after every event, so that frequent changes of addresses or backends do not delay GC.
@@ -119,11 +128,13 @@ struct GarbageCollection {
     /// Whether the node may have lost addresses: set when a list of addresses arrives, including the first, because the
     /// node may have lost some while no agent ran.
     checks_addresses: bool,
-    /// Frontends of which the task must delete the stale flows, and close the stale sockets afterwards. It first waits
-    /// for a grace period, so that no program still connects a socket to an earlier backend.
+    /// Frontends of which the task must delete the stale flows, and close the stale sockets afterwards. The task first
+    /// waits for a grace period, so that no program still connects a socket to an earlier backend.
     packets_of: StaleFrontends,
     /// Frontends whose stale flows the task has deleted, and whose stale sockets it must close next.
     sockets_of: StaleFrontends,
+    /// Frontends that Services have gained since the task last closed sockets.
+    begun: StaleFrontends,
 }
 
 impl GarbageCollection {
@@ -146,10 +157,17 @@ impl GarbageCollection {
             checks_addresses: false,
             packets_of: StaleFrontends::new(),
             sockets_of: StaleFrontends::new(),
+            begun: StaleFrontends::new(),
         }
     }
 
-    /// Makes the next GC pass due if the flow table may be nearly full; returns whether the table may be.
+    /// Adds frontends to those whose flows and sockets the task must check.
+    fn note(&mut self, UdpFrontends { stale, begun }: UdpFrontends) {
+        self.packets_of.extend(stale);
+        self.begun.extend(begun);
+    }
+
+    /// If the flow table may be nearly full, makes the next GC pass due and returns true.
     fn schedule_if_pressed(&mut self, flow_counts: FlowCounts) -> bool {
         let is_pressed = self.fill.may_be_pressed(flow_counts, self.conntrack.table().capacity());
         if is_pressed {
@@ -158,8 +176,8 @@ impl GarbageCollection {
         is_pressed
     }
 
-    /// Deletes masqueraded connections whose source address the node has lost. If the backend of a UDP flow or a UDP
-    /// socket is gone, deletes the flow or closes the socket.
+    /// Deletes masqueraded connections whose source address the node has lost, and UDP flows whose backend is gone.
+    /// Closes UDP sockets whose backend is gone.
     async fn end_stale(&mut self) -> anyhow::Result<Result<(), DatapathError>> {
         let mut result = Ok(());
         if self.checks_addresses {
@@ -179,6 +197,7 @@ impl GarbageCollection {
             let closed = close_sockets(self.sockets.clone(), stale).await?;
             if closed.is_ok() {
                 self.sockets_of.clear();
+                self.begun.clear();
             }
             result = result.and(closed);
         }
@@ -186,7 +205,7 @@ impl GarbageCollection {
     }
 
     fn stale(&self, frontends: &StaleFrontends) -> Stale {
-        Stale { frontends: frontends.clone(), served: self.served.clone() }
+        Stale { frontends: frontends.clone(), begun: self.begun.clone(), served: self.served.clone() }
     }
 
     /// Runs a GC pass, ends the connections whose idle or drain timeout is over, rebuilds the filter if that is due,
@@ -238,7 +257,7 @@ impl RebuiltFilter {
     }
 }
 
-/// Remembers the last error, so that one that repeats is logged once.
+/// Remembers the last error, so that a repeated error is logged only once.
 #[derive(Debug, Default)]
 struct ErrorLog(Option<String>);
 
@@ -374,24 +393,23 @@ async fn delete_masqueraded(conntrack: Conntrack) -> anyhow::Result<Result<(), D
     }))
 }
 
-/// Closes UDP sockets that are connected through a frontend to a backend that the frontend has lost.
+/// Closes UDP sockets that are connected through a frontend to a backend that the frontend has lost, and UDP sockets
+/// that processes connected to the address and port of a frontend before a Service had them.
 async fn close_sockets(sockets: NodeSockets, stale: Stale) -> anyhow::Result<Result<(), DatapathError>> {
-    let closed = task::spawn_blocking(move || {
-        sockets.destroy_udp(|vip, backend| {
-            stale.is(&ServiceKey::new(vip.address, vip.port, protocol::UDP), (backend.address, backend.port))
-        })
-    });
+    let closed =
+        task::spawn_blocking(move || sockets.destroy_udp(|vip, backend| stale.is_socket(vip, backend)));
     Ok(closed.await?.map(|sockets| {
         if sockets > 0 {
-            info!(sockets, "closed UDP sockets of removed backends");
+            info!(sockets, "closed UDP sockets: their backends are gone, or their Services are new");
         }
     }))
 }
 
-/// Selects stale flows and sockets: those from one of these frontends to an endpoint that does not serve the frontend
-/// at the time of the check.
+/// Selects stale flows and sockets: those that lead from one of `frontends` to an endpoint that does not serve this
+/// frontend at the time of the check.
 struct Stale {
     frontends: StaleFrontends,
+    begun: StaleFrontends,
     served: Published<ServedUdp>,
 }
 
@@ -399,6 +417,17 @@ impl Stale {
     fn is_flow(&self, key: &Tuple, flow: &Flow) -> bool {
         let frontend = ServiceKey::new(key.destination, key.destination_port, key.protocol);
         self.is(&frontend, (flow.to.destination, flow.to.destination_port))
+    }
+
+    /// Whether a socket that is connected through `vip` to `backend` must be closed. If both are the same, the socket
+    /// programs have left the address as it was, or have connected the socket to port 0 of the node because no Service
+    /// had the port that the process named: such a socket must be closed once a Service may have that address and port.
+    fn is_socket(&self, vip: &Endpoint, backend: &Endpoint) -> bool {
+        let frontend = ServiceKey::new(vip.address, vip.port, protocol::UDP);
+        if vip == backend {
+            return self.begun.contains(&frontend) || (vip.port == 0 && !self.begun.is_empty());
+        }
+        self.is(&frontend, (backend.address, backend.port))
     }
 
     fn is(&self, frontend: &ServiceKey, endpoint: (Address, u16)) -> bool {
@@ -434,14 +463,15 @@ mod tests {
     }
 
     #[test]
-    fn only_flows_of_the_frontend_to_other_backends_are_stale() {
+    fn flows_and_sockets_of_the_frontend_to_other_backends_are_stale() {
         let frontend = ServiceKey::new(ip("10.96.0.53"), 53, protocol::UDP);
         let other = ServiceKey::new(ip("10.96.0.54"), 53, protocol::UDP);
         let serving = Arc::new(BTreeSet::from([(ip("10.1.0.5"), 5353)]));
         let served = Published::<ServedUdp>::default();
         served
             .change(|all| *all = [(frontend, Arc::clone(&serving)), (other, serving)].into_iter().collect());
-        let those = Stale { frontends: StaleFrontends::from([frontend]), served };
+        let (frontends, begun) = (StaleFrontends::from([frontend]), StaleFrontends::from([frontend]));
+        let those = Stale { frontends, begun, served };
         let stale = |vip: &str, backend: &str, port| {
             let key = Tuple::new(ip("192.0.2.1"), ip(vip), 4000, 53, protocol::UDP);
             let to = Tuple { destination: ip(backend), destination_port: port, ..key };
@@ -451,5 +481,18 @@ mod tests {
         assert!(stale("10.96.0.53", "10.1.0.5", 53));
         assert!(!stale("10.96.0.53", "10.1.0.5", 5353));
         assert!(!stale("10.96.0.54", "10.1.0.6", 5353), "another frontend");
+        let socket = |vip: &str, backend: (&str, u16)| {
+            those.is_socket(&Endpoint::new(ip(vip), 53), &Endpoint::new(ip(backend.0), backend.1))
+        };
+        assert!(socket("10.96.0.53", ("10.1.0.6", 5353)));
+        assert!(!socket("10.96.0.53", ("10.1.0.5", 5353)));
+        assert!(socket("10.96.0.53", ("10.96.0.53", 53)), "connected before there was a Service");
+        assert!(!socket("10.96.0.54", ("10.96.0.54", 53)), "another address");
+        let nowhere = Endpoint::new(ip("192.0.2.9"), 0);
+        assert!(those.is_socket(&nowhere, &nowhere), "connected to a port of no Service");
+        let later = Stale { begun: StaleFrontends::new(), ..those };
+        let known = Endpoint::new(ip("10.96.0.53"), 53);
+        assert!(!later.is_socket(&known, &known), "the Service had the address before");
+        assert!(!later.is_socket(&nowhere, &nowhere));
     }
 }

@@ -24,7 +24,7 @@ use lb_core::{
     model::{Change, Policy, SourceEvent, Trigger},
     plan::{Condition, Contents, Plan, Step},
     reconciler::Reconciler,
-    stale_udp::{ServedUdp, StaleFrontends},
+    stale_udp::ServedUdp,
 };
 use tokio::{
     sync::{mpsc, watch},
@@ -32,7 +32,10 @@ use tokio::{
 };
 use tracing::{debug, error, warn};
 
-use super::{environment, memory, published::Published, state::State, sync_log::SyncLog, waiting::Waiting};
+use super::{
+    conntrack::UdpFrontends, environment, memory, published::Published, state::State, sync_log::SyncLog,
+    waiting::Waiting,
+};
 use crate::{
     announce::{Completeness, HolderMap},
     flow_log::Policies,
@@ -49,7 +52,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Maximum number of steps in one batch of map updates.
 const BATCH: usize = 1 << 15;
-/// Maximum number of plans that follow a plan at once because it has made room, or left frontends to other Services.
+/// Maximum number of follow-up plans directly after a plan. A follow-up plan is needed if the previous plan has made
+/// room for waiting Services, or has left frontends to other Services.
 const FOLLOW_UPS: usize = 4;
 /// Maximum number of triggers (times of changes) that the writer keeps for the latency metric until the next complete
 /// synchronisation.
@@ -59,14 +63,14 @@ const TRIGGERS: usize = 10_000;
 #[derive(Debug)]
 pub(super) struct Listeners {
     /// UDP frontends that have lost endpoints.
-    pub(super) stale_udp: mpsc::UnboundedSender<StaleFrontends>,
+    pub(super) stale_udp: mpsc::UnboundedSender<UdpFrontends>,
     /// The answers of the `healthCheckNodePort` servers.
     pub(super) checks: watch::Sender<Checks>,
     /// Gives the prober the endpoints to probe.
     pub(super) targets: mpsc::UnboundedSender<probe::Targets>,
     /// Sends Kubernetes Events about Services to the task that writes them.
     pub(super) events: Events,
-    /// The Services that have load balancers' addresses.
+    /// The Services that have load balancer addresses.
     pub(super) holders: watch::Sender<HolderMap>,
     /// Flow log annotations of Services; `None` without a flow log.
     pub(super) flow_log: Option<Policies>,
@@ -93,12 +97,12 @@ pub(super) struct Writer {
     log: SyncLog,
     /// Whether the source has sent all readable objects. Before that, the writer applies no step.
     source_ready: bool,
-    /// Whether the writer has made a plan; the first one is due even without a change.
+    /// Whether the writer has made a plan; the first plan is due even without a change.
     planned: bool,
     /// The work that remained after the last synchronisation: the number of steps, plus the number of Services that it
     /// did not plan or that wait for room in a map.
     pending: usize,
-    /// Which Services the next plan covers: the changed ones, or all.
+    /// Which Services the next plan covers: the changed Services, or all Services.
     next_extent: Extent,
     /// Arrival time of the oldest change that is not yet in the kernel.
     waiting_since: Option<Instant>,
@@ -123,7 +127,7 @@ struct Applied {
     planned: usize,
     /// Number of these steps that are in the kernel.
     applied: usize,
-    /// The error that kept the other steps from the kernel.
+    /// The error that kept the remaining steps out of the kernel; `None` if all steps are in the kernel.
     failure: Option<ApplyError>,
     /// Whether so many objects changed that the reconciler should release unused memory.
     is_large: bool,
@@ -170,7 +174,7 @@ impl Writer {
         }
     }
 
-    /// The current endpoints of each UDP frontend: each plan changes them before its first step.
+    /// The endpoints that serve each UDP frontend. The writer updates them before it executes the first step of a plan.
     pub(super) fn served(&self) -> Published<ServedUdp> {
         self.served.clone()
     }
@@ -185,7 +189,8 @@ impl Writer {
         self.reconciler.adopt_unhealthy(remembered.into_keys());
     }
 
-    /// Takes over from an earlier agent what its flows refer to.
+    /// Takes over from an earlier agent the slots of `ACTIVE` and the ids of service ports that flows and sockets refer
+    /// to.
     pub(super) fn adopt_flows(&mut self, flows: EarlierFlows) {
         self.reconciler.adopt_flows(flows);
     }
@@ -289,8 +294,8 @@ impl Writer {
             self.planned = true;
             task::block_in_place(|| {
                 self.synchronise();
-                // Entries that were deleted may have made room for Services that wait for it, and Services that still
-                // wait may have left frontends to others.
+                // Deleted entries may have made room for waiting Services, and Services that still wait may have left
+                // frontends to other Services.
                 for _ in 0..FOLLOW_UPS {
                     if self.retry.is_some() || !self.reconciler.needs_plan() {
                         break;
@@ -333,8 +338,8 @@ impl Writer {
             self.reconciler.compact();
         }
         self.log.count_steps(applied);
-        // Publishes the holders (Services with load balancers' addresses) before the agent counts as synchronised: once
-        // it does, it removes the routes and announcement records of an earlier agent that no holder needs.
+        // Publishes the holders (Services with load balancer addresses) before the agent counts as synchronised: from
+        // then on, the agent removes the routes and announcement records of an earlier agent that no holder needs.
         if self.reconciler.take_holders_changed() {
             self.listeners.holders.send_replace(Arc::new(self.reconciler.holders().clone()));
         }
@@ -364,7 +369,8 @@ impl Writer {
         let mut all = Applied::default();
         loop {
             let Plan { steps, .. } = self.reconciler.plan_part(Reconciler::PART);
-            // Publishes endpoints before the first step: a new one must be in `ServedUdp` before it is in the kernel.
+            // Publishes endpoints before the first step: a new endpoint must be in `ServedUdp` before it is in the
+            // kernel.
             self.publish_rules();
             all.planned += steps.len();
             all.is_large |= self.reconciler.is_partial() || steps.len() > BATCH;
@@ -380,7 +386,7 @@ impl Writer {
     }
 
     /// Applies the steps, a batch at a time, and frees each batch, which limits the use of memory. Returns how many
-    /// steps are in the kernel, and the error that stopped the others.
+    /// steps are in the kernel, and the error that kept the remaining steps out of the kernel.
     fn apply(&mut self, steps: Vec<Step>) -> (usize, Option<ApplyError>) {
         let mut applied = 0;
         for batch in batches(steps).rev() {
@@ -435,8 +441,8 @@ impl Writer {
         self.retry = Some(Retry { at: Instant::now() + pause, pause });
     }
 
-    /// Starts a grace period in the background if slots were released. Only one runs at a time; the next one covers all
-    /// slots released meanwhile.
+    /// Starts a grace period in the background if slots were released. Only one grace period runs at a time; the next
+    /// one covers all slots that are released meanwhile.
     fn start_grace(&mut self) {
         if self.grace.is_none()
             && let Some(epoch) = self.reconciler.end_epoch()
@@ -449,7 +455,7 @@ impl Writer {
         self.grace = None;
         match epoch {
             Ok(epoch) => self.reconciler.grace_elapsed(epoch),
-            // Slots that were released before this grace period cannot be reused until a later one succeeds.
+            // Slots that were released before this grace period cannot be reused until a later grace period succeeds.
             Err(error) => {
                 error!("{error}; released slots of BACKENDS and TABLES cannot be reused yet");
             }

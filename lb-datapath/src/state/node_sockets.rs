@@ -259,33 +259,40 @@ impl Message for Diag {
 pub struct NodeSockets {
     udp: Table<u64, SocketConnection>,
     counted: Table<u32, SocketCounter>,
+    /// Whether the socket programs serve the sockets of this namespace.
+    are_served: bool,
 }
 
 impl NodeSockets {
-    pub(crate) fn open(folder: &Folder) -> Result<Self, DatapathError> {
+    pub(crate) fn open(folder: &Folder, are_served: bool) -> Result<Self, DatapathError> {
         let (udp, counted) = (&layout::CONNECTED_SOCKETS, &layout::COUNTED_SOCKETS);
         Ok(Self {
             udp: Table::open(udp, &folder.map(udp.name))?,
             counted: Table::open(counted, &folder.map(counted.name))?,
+            are_served,
         })
     }
 
-    /// Destroys the UDP sockets for which `is_stale` returns true, given the virtual address and the backend. Returns
-    /// how many.
+    /// Destroys the UDP sockets for whose virtual address and backend `is_stale` returns true. Returns the number of
+    /// destroyed sockets. If the socket programs serve the node, a socket for which they have recorded no backend was
+    /// connected to an address that was no virtual address at that time. For such a socket, both arguments of
+    /// `is_stale` are this address.
     ///
     /// # Errors
-    /// The map cannot be read, the kernel fails to list sockets, or does not destroy one. In the last case the function
-    /// still destroys the remaining ones. (If the kernel lacks socket diagnosis for the protocol, the function destroys
-    /// nothing and returns no error.)
+    /// The map cannot be read, the kernel fails to list sockets, or does not destroy a socket. In the last case the
+    /// function still destroys the other sockets. (If the kernel lacks socket diagnosis for the protocol, the function
+    /// destroys nothing and returns no error.)
     pub fn destroy_udp(
         &self,
         is_stale: impl Fn(&Endpoint, &Endpoint) -> bool,
     ) -> Result<usize, DatapathError> {
         let mut destroyed = Vec::new();
         let why = |socket: &NodeSocket| {
+            let peer = socket.remote();
             // The process may have connected the socket to another address since.
-            let connection = self.udp.get(&socket.cookie())?;
-            let connection = connection.filter(|connection| connection.backend == socket.remote());
+            let recorded = self.udp.get(&socket.cookie())?.filter(|recorded| recorded.backend == peer);
+            let unchanged = SocketConnection { vip: peer, backend: peer };
+            let connection = recorded.or_else(|| self.are_served.then_some(unchanged));
             Ok(connection.filter(|SocketConnection { vip, backend }| is_stale(vip, backend)).map(drop))
         };
         self.destroy(protocol::UDP, why, &mut destroyed)?;

@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io,
-    net::{SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     os::fd::AsRawFd as _,
     process::Command,
     time::Duration,
@@ -17,12 +17,13 @@ use lb_common::capacity;
 use lb_tests::{
     agent::{self, run},
     client::{Connection, PATIENCE, REFUSED, ask_http, ask_udp, echo, limit, udp_socket},
+    manifests::{Port, Type},
     wait_for,
 };
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, SockaddrStorage, sendto, socket};
 
 use crate::{
-    bed::{Bed, WEB, ask_briefly, http, udp, vips},
+    bed::{Bed, UDP, WEB, ask_briefly, http, udp, vips},
     sockets::{exchange, free_socket, names},
 };
 
@@ -38,15 +39,8 @@ fn connected_udp_socket_gets_an_error_when_its_backend_is_removed() {
     }
     bed.put("web", WEB, &["pod3"]);
     for (socket, to) in sockets.iter().zip(names(udp)) {
-        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-        // A read that is pending, or a later one, fails with `ECONNABORTED`.
-        let told = || {
-            let error = socket.recv(&mut [0; 128]).err()?;
-            (error.kind() == io::ErrorKind::ConnectionAborted).then_some(())
-        };
-        wait_for(PATIENCE, told).unwrap_or_else(|| panic!("{to}: the socket got no error"));
+        expect_closed(socket, to);
         // The application can reconnect the socket.
-        socket.set_read_timeout(Some(limit())).unwrap();
         socket.connect(to).unwrap();
         assert_eq!(echo(socket, b"?").unwrap().server, "pod3", "{to}");
     }
@@ -56,6 +50,51 @@ fn connected_udp_socket_gets_an_error_when_its_backend_is_removed() {
     for connection in &mut connections {
         assert_eq!(connection.ask().unwrap().server, "pod1", "TCP connections stay while the pod lives");
     }
+}
+
+/// The agent closes UDP sockets of the node that were connected before their Service or its port existed: the kernel
+/// runs no hook when such a socket sends, so its datagrams would never reach the Service.
+#[test]
+fn udp_socket_connected_before_its_service_exists_gets_an_error_when_it_does() {
+    const LATER: u16 = 5_300;
+    const NODE_PORT: u16 = 30_300;
+    let bed = Bed::with_web(&["pod1"]);
+    let node = &bed.cluster.node1;
+    // Without a route, no socket could be connected to an address that nobody has.
+    node.ip("route add default via 198.51.100.2\nroute add default via fd00:198:51:100::2\n").unwrap();
+    let own: [IpAddr; 2] = ["198.51.100.1", "fd00:198:51:100::1"].map(|address| address.parse().unwrap());
+    let node_port = own.map(|address| SocketAddr::new(address, NODE_PORT));
+    let early = [vips(12).map(udp), WEB.map(|vip| SocketAddr::new(vip, LATER)), node_port].concat();
+    let sockets: Vec<_> = early.iter().map(|&to| udp_socket(node, to).unwrap()).collect();
+    let others = WEB.map(|vip| udp_socket(node, bed.cluster.pod("pod1").unwrap().udp(vip)).unwrap());
+
+    let mut web = bed.service("web", WEB, &["pod1"]);
+    let port = Port { name: "later", port: LATER, node_port: Some(NODE_PORT), ..web.ports[1] };
+    web.ports.push(port);
+    web.exposure.kind = Type::NodePort;
+    bed.cluster.manifests.put(&web).unwrap();
+    bed.put("later", vips(12), &["pod3"]);
+    for (socket, to) in sockets.iter().zip(early) {
+        expect_closed(socket, to);
+        socket.connect(to).unwrap();
+        let server = echo(socket, b"?").unwrap().server;
+        assert_eq!(server, if to.port() == UDP { "pod3" } else { "pod1" }, "{to}");
+    }
+    for socket in &others {
+        assert_eq!(echo(socket, b"?").unwrap().server, "pod1", "connected to no Service");
+    }
+}
+
+/// Waits until the agent has closed the socket, which is connected to `to`, and removes the time limit of reads.
+fn expect_closed(socket: &UdpSocket, to: SocketAddr) {
+    socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    // A read that is pending, or a later one, fails with `ECONNABORTED`.
+    let told = || {
+        let error = socket.recv(&mut [0; 128]).err()?;
+        (error.kind() == io::ErrorKind::ConnectionAborted).then_some(())
+    };
+    wait_for(PATIENCE, told).unwrap_or_else(|| panic!("{to}: the socket got no error"));
+    socket.set_read_timeout(Some(limit())).unwrap();
 }
 
 /// If `connect(2)` fails, a UDP socket stays connected to its previous peer.
@@ -161,8 +200,8 @@ fn programs(bed: &Bed) -> Vec<String> {
     names
 }
 
-/// Attaches a foreign program to the control group. (The simplest one available is a copy of the agent's: with its own
-/// maps and no namespace to serve, it translates no call.)
+/// Attaches a foreign program to the control group. (The simplest program available is a copy of the agent's program.
+/// The copy has maps of its own and no namespace to serve, so it translates no call.)
 fn others_program(bed: &Bed) -> Ebpf {
     let mut ebpf = EbpfLoader::new().load(lb_datapath::OBJECT).unwrap();
     let program: &mut CgroupSockAddr = ebpf.program_mut("sock_connect4").unwrap().try_into().unwrap();
@@ -265,8 +304,8 @@ fn udp_socket_can_be_disconnected_and_reconnected() {
     }
 }
 
-/// A socket that sends directly to a backend gets replies from the backend's own address, also after it has used a
-/// service.
+/// A socket that sends directly to a backend gets replies from the backend's own address, also after the socket has
+/// used a service.
 #[test]
 fn replies_to_direct_datagrams_keep_the_backend_address() {
     let bed = Bed::with_web(&["pod2"]);

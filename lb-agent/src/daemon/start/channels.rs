@@ -7,13 +7,12 @@ use lb_core::{
     announce::{advertisement::Advertised, cluster::Cluster, voters::Ballot},
     family::Families,
     model::{NodeAddresses, SourceEvent},
-    stale_udp::StaleFrontends,
 };
 use tokio::sync::{mpsc, watch};
 
 use crate::{
     announce::{Completeness, HolderMap},
-    daemon::{environment, shortage_watch::FlowCounts},
+    daemon::{conntrack::UdpFrontends, environment, shortage_watch::FlowCounts},
     health::Checks,
     kubernetes::NodeInfo,
 };
@@ -52,13 +51,13 @@ pub(super) struct Channels {
     pub(super) synchronised: Latest<bool>,
     /// The families with backends at addresses that this node does not have: from the writer to the node task.
     pub(super) routed: Latest<Families>,
-    /// Which part of the objects is in the kernel: from the writer to the task that announces by BGP.
+    /// Which part of the objects is in the kernel: from the writer to the announcers (layer 2 and BGP).
     pub(super) complete: Latest<Completeness>,
     /// Listen addresses: from the node task to the `healthCheckNodePort` servers.
     pub(super) listen: Latest<BTreeSet<IpAddr>>,
     /// The node's addresses: from the node task to connection tracking and node-local DNS.
     pub(super) addresses: Latest<NodeAddresses>,
-    /// The Services with load balancers' addresses: from the writer to the announcers (layer 2 and BGP).
+    /// The Services with load balancer addresses: from the writer to the announcers (layer 2 and BGP).
     pub(super) holders: Latest<HolderMap>,
     /// Advertisements and pools: from the folder of manifests to the announcers, or from the API server to the
     /// announcer at layer 2. (With an API server, the task that announces by BGP has its own channel.)
@@ -70,7 +69,7 @@ pub(super) struct Channels {
     /// The answers of the `healthCheckNodePort` servers: from the writer to these servers.
     pub(super) checks: Latest<Checks>,
     /// UDP frontends that have lost endpoints: from the writer to connection tracking.
-    pub(super) stale_udp: Unbounded<StaleFrontends>,
+    pub(super) stale_udp: Unbounded<UdpFrontends>,
     /// Slots of `ACTIVE` that flows and sockets refer to: from connection tracking to the writer.
     pub(super) counters: Latest<BTreeSet<u32>>,
     /// Counters of new and refused flows: from the shortage task to connection tracking.

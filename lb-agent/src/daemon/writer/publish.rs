@@ -6,12 +6,14 @@ use std::{
     time::Instant,
 };
 
-use lb_core::{arena::Arena, family::Family, health_checks::NoLocalEndpoints, plan::Condition};
+use lb_core::{
+    arena::Arena, family::Family, health_checks::NoLocalEndpoints, plan::Condition, stale_udp::StaleFrontends,
+};
 use tracing::debug;
 
 use super::Writer;
 use crate::{
-    daemon::{fill::Fill, state::Progress},
+    daemon::{conntrack::UdpFrontends, fill::Fill, state::Progress},
     log_few::warn_few,
 };
 
@@ -102,7 +104,8 @@ impl Writer {
         }
     }
 
-    /// Tells the prober which endpoints to probe: after the first plan in any case, then if they change.
+    /// Tells the prober which endpoints to probe: after the first plan in any case, and later only if these endpoints
+    /// change.
     pub(super) fn publish_targets(&mut self) {
         let targets = self.reconciler.take_target_changes();
         let is_first = !std::mem::replace(&mut self.has_targets, true);
@@ -137,7 +140,12 @@ impl Writer {
     /// frontends with endpoints, because an earlier agent may have left stale flows.
     pub(super) fn delete_stale_flows(&mut self) {
         let stale = self.reconciler.take_stale_frontends();
-        if !stale.is_empty() && self.listeners.stale_udp.send(stale).is_err() {
+        // At the first synchronisation, Services are new to this agent, but another agent or kube-proxy may have served
+        // them.
+        let is_first = !*self.listeners.synchronised.borrow();
+        let begun = self.reconciler.take_begun_frontends();
+        let begun = if is_first { StaleFrontends::new() } else { begun };
+        if !stale.is_empty() && self.listeners.stale_udp.send(UdpFrontends { stale, begun }).is_err() {
             debug!("stale UDP flows stay: the agent is stopping");
         }
     }
