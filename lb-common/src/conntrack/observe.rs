@@ -29,11 +29,11 @@ impl Flow {
 
     /// Records a TCP segment of this direction other than a RST (for a RST see [`Self::accepts_reset`]).
     ///
-    /// A segment without SYN is implausible if its sequence or acknowledgement number is far from the last one. A SYN
-    /// is implausible once the direction is synchronised, unless it [accepts a connection](Self::accepts_connection).
-    /// An implausible segment changes nothing but the time of the last packet: it is forged, or it is outside the
-    /// window and the receiver rejects it (RFC 9293 §3.10.7.4, RFC 5961 §4.2). A sender that is not on the path of the
-    /// connection guesses both numbers with a probability of 1 in 1,024.
+    /// A segment without SYN is implausible if its sequence or acknowledgement number is far from the last recorded
+    /// one. A SYN is implausible once the direction is synchronised, unless it [accepts a
+    /// connection](Self::accepts_connection). An implausible segment changes nothing but the time of the last packet:
+    /// it is forged, or it is outside the window and the receiver rejects it (RFC 9293 §3.10.7.4, RFC 5961 §4.2). A
+    /// sender that is not on the path of the connection guesses both numbers with a probability of 1 in 1,024.
     #[inline(always)]
     pub fn observe_segment(&mut self, segment: &Segment, now: Tick) {
         self.last_seen = now;
@@ -52,9 +52,9 @@ impl Flow {
     }
 
     /// Whether the segment is a backend's first answer to a SYN: a SYN-ACK that is no late or repeated segment of the
-    /// connection in this entry. (In a late or repeated one, the sequence and acknowledgement numbers both lie a little
-    /// behind the last ones.) Client and backend may have closed the connection in this entry without this node seeing
-    /// it; the answer then begins another connection. No client can forge the answer of a backend.
+    /// connection in this entry. (In a late or repeated segment, the sequence and acknowledgement numbers both lie a
+    /// little behind the last recorded numbers.) If client and backend have closed the connection in this entry unseen
+    /// by this node, the answer begins another connection. No client can forge the answer of a backend.
     #[inline(always)]
     pub const fn accepts_connection(&self, segment: &Segment) -> bool {
         // One comparison for both distances, as the limit is a power of two.
@@ -63,19 +63,19 @@ impl Flow {
         self.is_reply() && segment.is_syn_ack() && is_new
     }
 
-    /// Takes over the sequence number of the SYN that `answer` [accepts](Self::accepts_connection), if this entry, the
-    /// client's, has ignored that SYN as a possibly forged one.
+    /// Takes over the sequence number of the SYN that `answer` [accepts](Self::accepts_connection), if this entry has
+    /// ignored that SYN as possibly forged. This is the entry of the client's direction.
     pub const fn begin_again(&mut self, answer: &Segment) {
         if self.seen & seen::SYNCHRONISED != 0 {
             self.next_seq = answer.ack;
-            self.seen &= !(seen::SYNCHRONISED | seen::ACK | seen::FIN | seen::PROXY_HEADER);
+            self.seen &= !(seen::SYNCHRONISED | seen::ACK | seen::FIN | seen::RST | seen::PROXY_HEADER);
         }
     }
 
-    /// Whether a segment without SYN has sequence and acknowledgement numbers near the last ones of this direction. A
-    /// SYN is plausible until the direction is synchronised; from then on it begins a new connection only if the
-    /// backend accepts it. (After the end of the connection a SYN begins another flow. A late SYN must not undo a FIN:
-    /// netfilter also ignores it, up to the state LAST_ACK.)
+    /// Whether a segment without SYN has sequence and acknowledgement numbers near the last recorded numbers of this
+    /// direction. A SYN is plausible until the direction is synchronised; from then on it begins a new connection only
+    /// if the backend accepts it. (After the end of the connection a SYN begins another flow. A late SYN must not undo
+    /// a FIN: netfilter also ignores it, up to the state LAST_ACK.)
     #[inline(always)]
     const fn is_plausible(&self, segment: &Segment) -> bool {
         let is_synchronised = self.seen & seen::SYNCHRONISED != 0;
@@ -123,11 +123,11 @@ impl Flow {
 
     /// Whether this direction has acknowledged only data that the entry `reverse` has recorded as sent, and at most
     /// [`Self::UNSEEN`] bytes more. A sender with a forged address never receives the replies and can only guess the
-    /// sequence number of the backend; without this check the sender's SYN and ACK would hold an entry for a day. (If it
-    /// guesses too low a number, the backend answers with a RST, which ends the flow.)
+    /// sequence number of the backend; without this check the sender's SYN and ACK would hold an entry for a day. (If
+    /// it guesses too low a number, the backend answers with a RST, which ends the flow.)
     ///
     /// In SCTP, whether the backend has sent more than its INIT ACK. A sender with a forged address does not have the
-    /// cookie in the INIT ACK, and the backend discards another one silently (RFC 9260 §5.1.5).
+    /// cookie in the INIT ACK, and the backend silently discards a packet with another cookie (RFC 9260 §5.1.5).
     #[inline(always)]
     pub(super) const fn acknowledges_only_sent(&self, reverse: &Self) -> bool {
         if self.to.protocol == protocol::SCTP {
@@ -144,8 +144,8 @@ impl Flow {
     /// sequence number: by such a RST, a client that no longer has the connection ends it at the backend. A RST that
     /// answers a SYN must acknowledge exactly that SYN.
     ///
-    /// An SCTP ABORT must carry the verification tag of its direction, or reflect that of the other one (RFC 9260
-    /// §8.5.1); any answer to an INIT is accepted.
+    /// An SCTP ABORT must carry the verification tag of its direction, or reflect the tag of the other direction (RFC
+    /// 9260 §8.5.1); any answer to an INIT is accepted.
     pub const fn accepts_reset(&self, segment: &Segment, reverse: &Self) -> bool {
         if self.to.protocol == protocol::SCTP {
             let unknown = self.seen & seen::PACKET == 0;
@@ -306,16 +306,20 @@ mod tests {
     /// The client has closed its side of the old connection, which the backend no longer has.
     #[test]
     fn connection_may_begin_again_after_the_end_of_the_client() {
-        let (mut forward, mut reply) = synchronised();
-        forward.observe_segment(&segment(FIN | ACK, 1501, 8001, 0), NOW);
-        forward.observe_segment(&segment(SYN, 1 << 30, 0, 0), NOW);
-        let answer = segment(SYN | ACK, 77, (1 << 30) + 1, 0);
-        assert!(reply.accepts_connection(&answer));
-        forward.begin_again(&answer);
-        reply.observe_segment(&answer, NOW);
-        forward.observe_segment(&segment(ACK, (1 << 30) + 1, 78, 0), NOW);
-        assert_eq!((forward.next_seq, forward.last_ack, forward.seen & seen::FIN), ((1 << 30) + 1, 78, 0));
-        assert_eq!(Phase::of(&forward, &reply), Phase::Established);
+        for reset in [0, seen::RST] {
+            let (mut forward, mut reply) = synchronised();
+            forward.observe_segment(&segment(FIN | ACK, 1501, 8001, 0), NOW);
+            forward.seen |= reset;
+            forward.observe_segment(&segment(SYN, 1 << 30, 0, 0), NOW);
+            let answer = segment(SYN | ACK, 77, (1 << 30) + 1, 0);
+            assert!(reply.accepts_connection(&answer));
+            forward.begin_again(&answer);
+            reply.observe_segment(&answer, NOW);
+            forward.observe_segment(&segment(ACK, (1 << 30) + 1, 78, 0), NOW);
+            assert_eq!((forward.next_seq, forward.last_ack), ((1 << 30) + 1, 78));
+            assert_eq!(forward.seen & (seen::FIN | seen::RST), 0);
+            assert_eq!(Phase::of(&forward, &reply), Phase::Established);
+        }
     }
 
     /// The network has delayed these SYNs. If the entry recorded one, the connection would look established for a day.

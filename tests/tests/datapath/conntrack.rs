@@ -68,7 +68,7 @@ fn tunnelled_flows_expire_by_their_only_entry() {
     insert(&conntrack, &[tunnelled(protocol::TCP, 1, live), tunnelled(protocol::TCP, 2, expired)]);
     let [live, expired] = around_timeout(Phase::Unreplied);
     insert(&conntrack, &[tunnelled(protocol::UDP, 3, live), tunnelled(protocol::UDP, 4, expired)]);
-    // The key that a reverse entry would have belongs to another flow.
+    // Another flow has the key that a reverse entry would have.
     let stranger = tunnelled(protocol::UDP, 3, ago(1)).1.to.reversed();
     let other = Flow::new(&stranger, &stranger, 8, 0, ago(1));
     insert(&conntrack, &[(stranger, other)]);
@@ -105,7 +105,8 @@ fn deleted_flows_leave_the_active_count() {
     for port in 2..6 {
         insert(&conntrack, &counted(protocol::UDP, port, ago(1)));
     }
-    // When a program ends a flow, it clears `active_flows_slot` only in the forward entry; the reverse entry keeps it.
+    // When a program ends a flow, it clears `active_flows_slot` only in the forward entry; the reverse entry keeps its
+    // slot.
     let [_, expired] = around_timeout(Phase::Established);
     let [(key, forward), reply] = counted(protocol::TCP, 9, expired);
     insert(&conntrack, &[(key, Flow { active_flows_slot: 0, ..forward }), reply]);
@@ -173,7 +174,16 @@ fn gc_rebuilds_the_lost_entry_of_a_flow() {
     assert_eq!((gc.entries, gc.restored), (4, 0), "a second GC finds nothing to do");
 }
 
-/// Both entries of the second flow of a masqueraded connection, which exchanges the client's address for the node's.
+/// Both entries of the first flow of a masqueraded connection.
+fn first_of(protocol: u8, port: u16, last_seen: Tick) -> [(Tuple, Flow); 2] {
+    flow(protocol, port, last_seen).map(|(key, flow)| {
+        let flags = flow.flags | flow_flags::MASQUERADED;
+        (key, Flow { flags, ..flow })
+    })
+}
+
+/// Both entries of the second flow of a masqueraded connection. The second flow replaces the client's address by the
+/// node's address.
 fn second_of(first: &[(Tuple, Flow); 2], last_seen: Tick) -> [(Tuple, Flow); 2] {
     let to = first[0].1.to;
     let outside = Tuple { source: Address::from_v4([192, 0, 2, 254]), ..to };
@@ -191,7 +201,7 @@ fn second_of(first: &[(Tuple, Flow); 2], last_seen: Tick) -> [(Tuple, Flow); 2] 
 fn masqueraded_flow_keeps_its_masquerade_while_its_packets_are_lost() {
     let sandbox = Sandbox::new();
     let conntrack = sandbox.open().conntrack();
-    let first = flow(protocol::UDP, 1, ago(1));
+    let first = first_of(protocol::UDP, 1, ago(1));
     let second = second_of(&first, ago(3600));
     let outside = second[0].1.to;
     for halves in [&second[..], &second[..1], &second[1..]] {
@@ -213,8 +223,8 @@ fn masqueraded_flow_keeps_its_masquerade_while_its_packets_are_lost() {
 fn second_flow_without_a_first_one_is_deleted_after_a_minute() {
     let sandbox = Sandbox::new();
     let conntrack = sandbox.open().conntrack();
-    let first = flow(protocol::TCP, 1, ago(3600));
-    // If one entry of the first flow is lost, GC restores it, and the second flow stays.
+    let first = first_of(protocol::TCP, 1, ago(3600));
+    // If one entry of the first flow is lost, GC restores that entry, and the second flow stays.
     for (of_first, silent, left) in
         [(&first[..], 3600, 4), (&first[..1], 3600, 4), (&first[1..], 3600, 4), (&[], 50, 2), (&[], 70, 0)]
     {
@@ -292,7 +302,7 @@ fn replace_flow(conntrack: &Conntrack, port: u16, service: u32, active_flows_slo
     }
 }
 
-/// A program replaces the flow after purge has read it, and before purge deletes it.
+/// After purge has read a flow, and before purge deletes it, a program replaces the flow by a newer one.
 #[test]
 fn purge_keeps_a_flow_that_replaced_the_matching_one() {
     for overflow_only in [false, true] {
@@ -319,7 +329,7 @@ fn purge_keeps_a_flow_that_replaced_the_matching_one() {
     }
 }
 
-/// Packets change an entry, or end its flow, after purge has read it.
+/// A program counts a packet in an entry and ends the flow of that entry after purge has read the entry.
 #[test]
 fn purge_deletes_a_flow_that_packets_changed_after_it_matched() {
     let sandbox = Sandbox::new();
@@ -368,7 +378,8 @@ fn flush_subtracts_exactly_the_flows_that_it_deletes() {
                     let flow = Flow { service: slot, active_flows_slot: slot, ..forward };
                     let inserted = table.insert_new(&key, &flow).unwrap();
                     // Every fourth flow stays for twice the time of a flush, so that flushes delete some flows, no
-                    // matter how the two threads are scheduled. The others are replaced while a flush walks the table.
+                    // matter how the two threads are scheduled. The other flows are replaced while a flush walks the
+                    // table.
                     if slot % 4 == 0 {
                         thread::sleep(2 * flush);
                     }

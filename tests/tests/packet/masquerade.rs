@@ -110,6 +110,28 @@ fn masqueraded_udp_flow_is_translated_in_both_directions() {
     });
 }
 
+/// The first flow of a masqueraded connection may end before the connection's second flow. Another connection of the
+/// same client, without masquerading, must not get the source port of the remaining second flow: that flow would
+/// masquerade the connection.
+#[test]
+fn connection_avoids_the_port_of_a_second_flow_that_has_outlived_its_first_one() {
+    each_without_routes("leftover second flow", |bed, family| {
+        masqueraded(bed, family, UDP, 20_000);
+        let (client, backend) = (family.client(), family.backend());
+        let port = source_of(&there(bed, family, &Packet::udp(client, family.vip(), b"x"), true)).port();
+        let mut flows = bed.flows();
+        flows.retain(|_, flow| flow.is_second());
+        assert_eq!(flows.len(), 2);
+        bed.restore_flows(&flows);
+        bed.service(family.other_vip(), UDP, &[backend]);
+        let packet = Packet::udp((client.ip(), port).into(), family.other_vip(), b"y");
+        let sent = bed.send(Hook::Ingress, &packet);
+        let chosen = bed.flows()[&packet.tuple()].to.source_port;
+        assert_ne!(chosen, port);
+        sent.passes(NewFlow, &packet.clone().from((client.ip(), chosen).into()).to(backend));
+    });
+}
+
 #[test]
 fn masqueraded_clients_never_share_a_port() {
     each_without_routes("masqueraded clients", |bed, family| {
@@ -147,7 +169,7 @@ fn port_of_an_ended_connection_is_reused_when_none_is_free() {
     });
 }
 
-/// The new connection collides with both translations of the client's ended one.
+/// The new connection collides with both translations of the client's ended connection.
 #[test]
 fn client_reuses_the_port_of_its_own_ended_connection() {
     each_without_routes("port of a finished connection", |bed, family| {

@@ -14,9 +14,10 @@ use tracing::{debug, warn};
 use super::{Conntrack, Ledger, index::EntryIndex, is_counted, is_of_service};
 use crate::{error::DatapathError, state::active_flows::Recount};
 
-/// Seconds without a packet after which GC deletes the second flow of a masqueraded connection whose first flow is gone.
-/// (The backend has left the Service, or another connection of the client has taken the place of the first flow.) No FIN
-/// or RST reaches such a flow: it would keep a source port for a day and would never be evicted.
+/// Seconds without a packet after which GC deletes the second flow of a masqueraded connection whose first flow is
+/// gone. (The backend has left the Service, or another connection of the client has taken the place of the first flow.)
+/// No FIN or RST reaches such a flow, so without this rule the flow would keep a source port for a day and would never
+/// be evicted.
 const ABANDONED: u32 = 60;
 
 /// Observes a GC pass, which reports all flows of Services.
@@ -25,11 +26,12 @@ pub trait FlowWalk {
     fn begin(&mut self, now: Tick);
     /// Called for each flow, with both entries and the key of the forward entry. `reply` is `None` if the flow is
     /// tunnelled, or if its reverse entry is lost. Otherwise `reply` has the counters of the reverse entry and the
-    /// fields that decide the flow's phase; its other fields are those of `forward`. A pass may report a flow twice.
+    /// fields that decide the flow's phase; the other fields of `reply` are copied from `forward`. A pass may report a
+    /// flow twice.
     fn flow(&mut self, key: &Tuple, forward: &Flow, reply: Option<&Flow>);
-    /// Called when the pass has deleted the flow with this forward entry: it has expired, or was `evicted` before that
-    /// to make room. Not called for a flow whose reverse entry is lost: the pass deletes its forward entry after
-    /// [`Self::end`].
+    /// Called when the pass has deleted the flow with this forward entry: the flow has expired, or the pass has
+    /// `evicted` the flow to make room. Not called for a flow whose reverse entry is lost: the pass deletes the forward
+    /// entry of such a flow after [`Self::end`].
     fn deleted(&mut self, key: &Tuple, evicted: bool);
     /// Called when the pass has reported all flows; not called if the pass fails before that.
     fn end(&mut self);
@@ -82,8 +84,9 @@ impl Conntrack {
         self.expire_and_recount(now, &mut Recount::default(), None, None)
     }
 
-    /// Like [`Self::expire`]; also corrects the counters of active flows, and passes every flow to `ledger`, and every
-    /// flow of a Service to `walk`, before it may be deleted. `ledger` also gets the connections of sockets.
+    /// Like [`Self::expire`], and also corrects the counters of active flows. Before the pass may delete a flow, this
+    /// function passes the flow to `ledger`, and a flow of a Service also to `walk`. `ledger` also gets the connections
+    /// of sockets.
     pub fn expire_and_recount(
         &self,
         now: Tick,
@@ -194,8 +197,9 @@ impl Conntrack {
         }
         let reply_of_first = key.reversed();
         match self.table.get(&reply_of_first)? {
-            Some(reply) => Ok(self.reverse_of(&reply_of_first, &reply)?.is_some()),
-            None => Ok(false),
+            Some(reply) if reply.has_second() => Ok(self.reverse_of(&reply_of_first, &reply)?.is_some()),
+            // The first flow is gone. The entry may be that of another connection of the client.
+            Some(_) | None => Ok(false),
         }
     }
 
@@ -236,8 +240,8 @@ struct Pass<'a, 'w> {
     /// Keys of the entries whose counterpart is not in the index. A program inserts the two entries of a flow one after
     /// the other, so the pass checks these keys again after its walk.
     alone: Vec<Tuple>,
-    /// Key and forward entry of second flows that may be abandoned. The pass checks these again after it has restored
-    /// the lost entries of their first flows.
+    /// Key and forward entry of second flows that may be abandoned. The pass checks these flows again after it has
+    /// restored the lost entries of their first flows.
     silent: Vec<(Tuple, Flow)>,
 }
 
@@ -257,7 +261,8 @@ impl<'a, 'w> Pass<'a, 'w> {
         Self { conntrack, now, index, ledger, walk, report, alone: Vec::new(), silent: Vec::new() }
     }
 
-    /// Reports the entry to the observers, and deletes the flow if this is its forward entry and its time is over.
+    /// Reports the entry to the observers. Also deletes the flow if this is the flow's forward entry and the flow has
+    /// expired or is to be evicted.
     fn visit(&mut self, key: &Tuple, flow: &Flow) -> Result<(), DatapathError> {
         let reverse = self.index.reverse_of(key, flow);
         self.ledger.iter_mut().for_each(|ledger| ledger.note(key, flow, reverse.as_ref()));
@@ -276,7 +281,8 @@ impl<'a, 'w> Pass<'a, 'w> {
         Ok(())
     }
 
-    /// Deletes the flow with this forward entry if its time is over; a tunnelled flow has no `reply`.
+    /// Deletes the flow with this forward entry if the flow has expired or is to be evicted; a tunnelled flow has no
+    /// `reply`.
     fn delete_if_expired(
         &mut self,
         key: &Tuple,
@@ -382,7 +388,8 @@ mod tests {
         }
     }
 
-    /// GC restores the lost entry of a flow. [`Phase::of_entry`] gives readers the same phase before that as after it.
+    /// While an entry of a flow is lost, [`Phase::of_entry`] returns the phase that the flow has after GC has restored
+    /// that entry.
     #[test]
     fn restored_entry_changes_neither_phase_nor_remaining_time() {
         const UDP: [u8; 3] = [0, seen::PACKET, seen::PACKET | seen::STREAM];

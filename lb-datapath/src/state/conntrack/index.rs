@@ -59,8 +59,8 @@ impl EntryIndex {
         }
     }
 
-    /// The reverse entry, with its counters and the fields that decide the flow's phase; the other fields are those of
-    /// `flow`.
+    /// The reverse entry, if the walk has found it: with the time of its last packet, its counters, and the fields that
+    /// decide the flow's phase. The other fields are copied from `flow`.
     pub(super) fn reverse_of(&self, key: &Tuple, flow: &Flow) -> Option<Flow> {
         let entry = self.entries.get(&self.hasher.hash_one(flow.to.reversed()))?;
         let is_reverse = entry.reverse_key == self.hasher.hash_one(key);

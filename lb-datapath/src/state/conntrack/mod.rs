@@ -1,8 +1,8 @@
 //! The agent's part of connection tracking: listing flows, ending them, and garbage collection.
 //!
 //! A flow has two entries, forward and reverse; a flow in a tunnel has one. Programs change the table at any time. So
-//! the agent reads an entry again right before it deletes it, and if a race leaves a flow with one entry, the next GC
-//! pass repairs it.
+//! the agent reads an entry again right before deleting the entry. If a race leaves a flow with one entry, the next GC
+//! pass repairs the flow.
 
 mod gc;
 mod index;
@@ -55,7 +55,8 @@ pub struct Connection {
     pub from: Tuple,
     /// The flow's forward entry.
     pub forward: Flow,
-    /// The flow's reverse entry. A tunnelled flow has none; if another flow lacks it, a GC pass restores it.
+    /// The flow's reverse entry. A tunnelled flow has no reverse entry; if the reverse entry of any other flow is
+    /// missing, a GC pass restores this entry.
     pub reply: Option<Flow>,
     /// Tuple with which packets of a masqueraded connection leave the node; `None` if they keep the client's address.
     pub masqueraded: Option<Tuple>,
@@ -97,7 +98,8 @@ impl Conntrack {
         self.sockets.get()
     }
 
-    /// What the present flows and sockets refer to.
+    /// The slots of `ACTIVE` in which present flows and sockets are counted, each with its endpoint, and the highest id
+    /// of a service port of these flows and sockets.
     pub fn earlier_flows(&self) -> Result<EarlierFlows, DatapathError> {
         let mut earlier = EarlierFlows::default();
         let EarlierFlows { active_flows_slots, highest_service } = &mut earlier;
@@ -132,7 +134,8 @@ impl Conntrack {
             entries.insert(*key, *flow);
             Ok(())
         })?;
-        // A tunnelled flow has no reverse entry: an entry that is found at its `forward.to` belongs to another flow.
+        // A tunnelled flow has no reverse entry and no second flow: an entry with the key `forward.to`, or with the
+        // reversed key, belongs to another flow.
         let of_flow = |forward: &Flow, key: &Tuple| {
             if forward.is_tunnelled() { None } else { entries.get(key) }
         };
@@ -189,9 +192,9 @@ impl Conntrack {
         Ok(deleted)
     }
 
-    /// Deletes the flows for which `unwanted`, given key and forward entry, is true; returns how many. The second flow
-    /// of a masqueraded connection stays. GC deletes it when it expires: about a minute after its last packet at
-    /// the latest.
+    /// Deletes the flows for whose key and forward entry `unwanted` returns true. Returns the number of deleted flows.
+    /// The second flow of a masqueraded connection stays. GC deletes it when it expires: about a minute after its last
+    /// packet at the latest.
     pub fn purge(&self, mut unwanted: impl FnMut(&Tuple, &Flow) -> bool) -> Result<usize, DatapathError> {
         let mut flows = 0;
         self.table.for_each_read(|key, forward| {
@@ -204,9 +207,10 @@ impl Conntrack {
         Ok(flows)
     }
 
-    /// Among the connections of the service ports whose id `concerns` selects, deletes those for which `ends` returns
-    /// true, given the forward and the reverse entry. Also deletes the second flow of a masqueraded connection: then
-    /// the node's stack answers packets that the backend still sends.
+    /// Ends connections of the service ports that `concerns` selects by their id: passes the forward entry of each
+    /// connection, and its reverse entry if there is one, to `ends`, and deletes the connection if `ends` returns true.
+    /// Also deletes the second flow of a masqueraded connection, so that the node's stack answers packets that the
+    /// backend still sends.
     pub fn end(
         &self,
         concerns: impl Fn(u32) -> bool,
@@ -248,8 +252,8 @@ impl Conntrack {
         Ok(true)
     }
 
-    /// Deletes the entry if it still belongs to the flow that was read. If it is the forward entry of a flow that is
-    /// counted in a slot of `ACTIVE`, also decrements that counter. Returns whether the entry was deleted.
+    /// Deletes the entry if it still belongs to the flow that was read. If this is the forward entry of a flow that is
+    /// counted in a slot of `ACTIVE`, also decrements the counter in this slot. Returns whether the entry was deleted.
     fn delete_read(&self, key: &Tuple, entry: &ReadEntry<'_>) -> Result<bool, DatapathError> {
         let Some(deleted) = self.table.remove_flow(key, entry)? else { return Ok(false) };
         if is_counted(&deleted) {
@@ -268,7 +272,7 @@ impl Conntrack {
         Ok(sources)
     }
 
-    /// Deletes the connections whose replies would bypass one of these IPsec policies, except those of internal
+    /// Deletes the connections whose replies would bypass one of these IPsec policies, except connections of internal
     /// clients. Returns how many.
     pub fn purge_unencrypted(
         &self,
@@ -320,7 +324,8 @@ impl Conntrack {
         Ok(index)
     }
 
-    /// Reads the entry of the opposite direction of a flow.
+    /// Reads the entry for the opposite direction of the entry `flow` with this key; `None` if the other entry is
+    /// missing.
     fn reverse_of(&self, key: &Tuple, flow: &Flow) -> Result<Option<ReadEntry<'_>>, DatapathError> {
         let reverse = self.table.read(&flow.to.reversed())?;
         Ok(reverse.filter(|reverse| reverse.flow.leads_back_to(key)))
@@ -332,8 +337,9 @@ const fn is_of_service(flow: &Flow) -> bool {
     !flow.is_reply() && flow.is_of_client()
 }
 
-/// [`Connection::masqueraded`] of the flow with this forward entry; `second` is the entry of its translated tuple, if
-/// any. A routed flow has no second flow: its forward entry replaces both addresses.
+/// [`Connection::masqueraded`] of the flow with this forward entry; `second` is the entry, if any, whose key is the
+/// tuple that the forward entry translates to. A routed flow has no second flow: its forward entry replaces both
+/// addresses.
 fn masqueraded(from: &Tuple, forward: &Flow, second: Option<&Flow>) -> Option<Tuple> {
     let is_by_second = second.filter(|flow| flow.is_second());
     is_by_second.or_else(|| masquerade_source(from, forward).map(|_| forward)).map(|flow| flow.to)

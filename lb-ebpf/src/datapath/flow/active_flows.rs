@@ -63,7 +63,7 @@ pub(crate) fn connection_ended(number: u32) {
     add(number, -1);
 }
 
-/// Subtracts a flow, given its forward entry, unless an earlier call has subtracted it.
+/// Subtracts the flow with this forward entry, unless an earlier call has subtracted the flow.
 #[inline(always)]
 pub(crate) fn end(forward: &mut Flow) {
     if forward.active_flows_slot != 0 {

@@ -1,9 +1,9 @@
 //! The choice of a backend for a new flow, by the scheduler of its service.
 //!
 //! If the XDP program chooses a backend whose flows only tc can create, it leaves the packet to tc, which chooses
-//! again. Both must choose the same backend: otherwise tc would often choose one whose flows XDP can create, and the
-//! backends whose flows only tc can create would get fewer flows than their share. So a random choice is a hash of the
-//! packet and the tick, and a round-robin turn ends only when its flow has begun.
+//! again. Both must choose the same backend: otherwise tc would often choose a backend whose flows XDP can create, and
+//! the backends whose flows only tc can create would get fewer flows than their share. So a random choice is a hash of
+//! the packet and the tick, and a round-robin turn ends only when its flow has begun.
 
 use aya_ebpf::{
     Global,
@@ -47,8 +47,9 @@ pub(crate) fn choose(tuple: &Tuple, service: &Service, affine: impl FnOnce()) ->
     scheduled(tuple, service)
 }
 
-/// The slot for another attempt of the client of `tuple`: the one after `slot` if the backend in `slot` has the
-/// client's flow, the client has not acknowledged its answer, and the next backend takes new flows; else `slot`.
+/// The slot for another attempt of the client of `tuple`: the next slot of the service if the client's flow leads to
+/// the backend in `slot`, the client has not acknowledged an answer of that backend, and the next backend takes new
+/// flows; else `slot`.
 #[inline(never)]
 pub(crate) fn another(tuple: &Tuple, service: &Service, slot: u32) -> u32 {
     let (Some(flow), Some(backend)) = (conntrack::lookup(tuple), service::backend(slot)) else {

@@ -116,12 +116,24 @@ fn claim_entries(setup: &mut FlowSetup) -> Claim {
         if masqueraded != Claim::Made {
             return masqueraded;
         }
+    } else if has_leftover_second(setup) {
+        return Claim::Taken;
     }
     let reverse = claim_reverse(setup);
     if reverse != Claim::Made && setup.is_masqueraded() {
         masquerade::release(setup);
     }
     reverse
+}
+
+/// Whether the second flow of an earlier masqueraded connection would replace the source of the packets, because this
+/// second flow has outlived the first flow of that connection. (A second flow has one of the ports for masquerading, so
+/// few clients need the lookup.)
+#[inline(never)]
+fn has_leftover_second(setup: &FlowSetup) -> bool {
+    !source_port::is_of_node(setup.flags)
+        && masquerade::ports().is_ok_and(|ports| ports.contains(setup.to.source_port))
+        && lookup(&setup.to).is_some_and(|flow| flow.is_second())
 }
 
 /// Inserts the reverse entry of the client's flow. (A subprogram: its own stack frame is smaller than what inlining it

@@ -1,5 +1,5 @@
-//! Observation of flows, and deletion of those that are over. Their life cycle is in `lb_common::conntrack`; `create`
-//! inserts their entries, and `table` finds the entries.
+//! Observation of flows, and deletion of flows that are over. The life cycle of flows is in `lb_common::conntrack`;
+//! `create` inserts their entries, and `table` finds the entries.
 
 use aya_ebpf::{Global, btf_maps::LruHashMap, macros::btf_map};
 use lb_common::{
@@ -20,16 +20,17 @@ use crate::datapath::{clock::now, context::HookContext, scratch::scratch, servic
 pub(crate) use super::table::lookup;
 
 /// Checks whether the packet opens a new connection although its five-tuple has an entry: the packet is a SYN, and the
-/// entry is stale ([`flow::staleness`]), for example because its connection has ended, or because its backend has left
-/// the service and does not answer. If it is stale because the backend has left too many SYNs unanswered, the backend is
-/// recorded in `UNANSWERED`. Any other SYN counts as a retransmission and goes to the same backend.
+/// entry is stale ([`flow::staleness`]), for example because the connection of the entry has ended, or because the
+/// backend of the entry has left the service and does not answer. If the entry is stale because the backend has left
+/// too many SYNs unanswered, the function records the backend in `UNANSWERED`. Any other SYN counts as a retransmission
+/// and goes to the same backend.
 #[inline(always)]
 pub(crate) fn check_new_connection(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
     flow::is_syn_of_client(&packet.segment, flow) && check_staleness(context, packet, flow)
 }
 
-/// Checks whether a new connection replaces the entry, given that the packet is a SYN. If the reason is that the
-/// backend has left too many SYNs unanswered, the function also records the backend in `UNANSWERED`.
+/// Checks whether the connection that the SYN `packet` opens replaces the entry. If it does because the backend has
+/// left too many SYNs unanswered, the function also records the backend in `UNANSWERED`.
 #[inline(never)]
 fn check_staleness(context: &HookContext, packet: &Packet, flow: &Flow) -> bool {
     let reply = if flow.is_tunnelled() { None } else { lookup(&flow.to.reversed()) };
@@ -50,7 +51,7 @@ fn check_staleness(context: &HookContext, packet: &Packet, flow: &Flow) -> bool 
 static UNANSWERED: LruHashMap<Endpoint, u32, { capacity::UNANSWERED }> = LruHashMap::new();
 
 /// Number of retransmissions of an unanswered SYN to one backend before the programs try another backend; with 0 they
-/// never try another one. The agent sets the number when it loads the programs.
+/// never try another backend. The agent sets the number when it loads the programs.
 #[unsafe(no_mangle)]
 static SYN_RETRIES: Global<u16> = Global::new(0);
 
@@ -78,7 +79,7 @@ pub(crate) fn delete_if_bypassed(packet: &Packet, flow: &Flow) -> bool {
     flow::is_syn_ack_of_backend(&packet.segment, flow) && delete_old_flow(packet, flow)
 }
 
-/// Deletes the flow with this reply entry if it is over; returns whether it was.
+/// Deletes the flow with this reply entry if the flow is over; returns whether it was over.
 #[inline(never)]
 fn delete_old_flow(packet: &Packet, reply: &Flow) -> bool {
     let key = reply.to.reversed();
@@ -98,8 +99,8 @@ fn delete_old_flow(packet: &Packet, reply: &Flow) -> bool {
 /// Deletes the connection whose reverse entry has this key, if its source port may be used again:
 /// [`flow::may_be_replaced`]. Without this reuse, a busy client would run out of ports towards a backend long before
 /// entries expire. Returns whether the key is free for this CPU: this CPU has deleted the entry, or has found none. Of
-/// several CPUs that find the entry, only one deletes it. None deletes a later entry with the same key, except in the
-/// overflow, which does not distinguish the two.
+/// several CPUs that find the entry, only one deletes it. No CPU deletes a later entry with the same key, except in the
+/// overflow, which does not distinguish the two entries.
 #[inline(always)]
 pub(crate) fn delete_if_over(key: &Tuple, eager: bool) -> bool {
     let over = match Over::of(flow_over(key, u32::from(eager))) {
@@ -243,8 +244,8 @@ extern "C" fn flow_observe_reset(segment: *const Segment, flow: *mut Flow) -> u3
     u32::from(accepted)
 }
 
-/// If the segment has FIN or RST and the flow is over, subtracts the flow from its backend's active flows, unless that
-/// was done before, and emits the end for the flow log. (A repeated FIN or RST emits the end again.)
+/// If the segment has FIN or RST and the flow is over, subtracts the flow from its backend's active flows, unless an
+/// earlier call has subtracted it, and emits the end for the flow log. (A repeated FIN or RST emits the end again.)
 #[inline(always)]
 fn observe_end(packet: &Packet, flow: &mut Flow) {
     if packet.segment.flags & (tcp_flags::FIN | tcp_flags::RST) != 0

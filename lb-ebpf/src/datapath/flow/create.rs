@@ -56,9 +56,9 @@ pub(crate) fn stateless() -> Result<&'static mut Flow, Outcome> {
     Ok(&mut scratch()?.setup().flow)
 }
 
-/// Inserts the entries of the flow that `SCRATCH` requests and that begins with this packet. If `earlier`, they replace
-/// those of an earlier connection with the same five-tuple. If `only_routed`, as in the XDP program, the function
-/// inserts entries only if the flow is routed: tc creates all other flows.
+/// Inserts the entries of the flow that `SCRATCH` requests and that begins with this packet. If `earlier` is true, they
+/// replace the entries of an earlier connection with the same five-tuple. If `only_routed` is true, as in the XDP
+/// program, the function inserts entries only if the flow is routed: tc creates all other flows.
 #[inline(always)]
 pub(crate) fn create(
     context: &HookContext,
@@ -199,9 +199,9 @@ fn masquerade_caught(context: &HookContext, setup: &mut FlowSetup) -> Result<(),
     Ok(())
 }
 
-/// Makes the flow a tunnelled one; returns false if the client is a node, and as long as the agent has set no address of
-/// the node in this family. (If a client on the backend's node had a tunnel, that node would get a packet from itself,
-/// and the answer would not pass a program that restores the virtual address.)
+/// Makes the flow a tunnelled one. Returns false if the client is a node, or if the agent has set no address of this
+/// node in the client's IP family. (If the client is the backend's own node, a tunnel would bring that node a packet
+/// from its own address, and the answer would not pass a program that restores the virtual address.)
 #[inline(never)]
 fn set_tunnel_ends(setup: &mut FlowSetup) -> bool {
     if settings::is_node(&setup.from.source) {
@@ -227,8 +227,8 @@ pub(crate) fn delete(setup: &mut FlowSetup) {
     table::remove(&setup.from);
 }
 
-/// Ends the earlier connection from this client port. Also deletes the connection's reverse entry, unless that of the
-/// new flow has the same key.
+/// Ends the earlier connection from this client port. Also deletes the connection's reverse entry, unless the new
+/// flow's reverse entry has the same key.
 #[inline(never)]
 fn delete_earlier(setup: &mut FlowSetup) {
     if let Some(earlier) = lookup(&setup.from) {

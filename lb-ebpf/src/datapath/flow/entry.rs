@@ -9,8 +9,8 @@ pub(super) fn claim_if_free(setup: &FlowSetup) -> Claim {
     Claim::of(table::insert(&setup.key, &setup.flow))
 }
 
-/// Claims the key of the entry that `setup` holds, in place of the flow that has the key, if a new flow may take the
-/// source port of that flow ([`delete_if_over`]).
+/// Claims the key of the entry that `setup` holds. First deletes the flow that has this key now, if a new flow may take
+/// that flow's source port ([`delete_if_over`]).
 #[inline(always)]
 pub(super) fn claim_if_over(setup: &mut FlowSetup) -> Claim {
     if delete_if_over(&setup.key, setup.eager) { claim_if_free(setup) } else { Claim::Taken }

@@ -4,8 +4,8 @@
 //! As in netfilter, this is a second translation, after the one from the VIP to the backend. The programs replace the
 //! source where packets leave the node towards the backend, and restore the client's address where the backend's
 //! packets enter. In between, packets have the client's address, for the stack, its reverse path filter and any network
-//! policy. So a masqueraded connection is two flows, unless it is routed. The first one gives the client's packets a
-//! source port that the second one has claimed at the node's address.
+//! policy. So a masqueraded connection is two flows, unless it is routed. The first flow gives the client's packets a
+//! source port that the second flow has claimed at the node's address.
 
 use aya_ebpf::bindings::{BPF_FIB_LOOKUP_SKIP_NEIGH, BPF_FIB_LOOKUP_SRC};
 use lb_common::{
@@ -34,21 +34,21 @@ pub(super) fn ports() -> Result<Ports, Outcome> {
     Ok(Ports { first: u32::from(settings.first_port), count: u32::from(settings.ports) })
 }
 
-/// The node's address for packets that come in as `from` and become `to`: the one from which the node itself would
+/// The node's address for packets that come in as `from` and become `to`: the address from which the node itself would
 /// connect to the backend, as with netfilter's MASQUERADE. If there is no route, or the kernel does not report the
 /// address (before 6.7), the result is the address that the agent has set.
 #[inline(never)]
 pub(crate) fn source(context: &HookContext, from: &Tuple, to: &Tuple) -> Result<Address, Outcome> {
     let found = route::lookup(context, from, to, ANY_LENGTH, BPF_FIB_LOOKUP_SRC | BPF_FIB_LOOKUP_SKIP_NEIGH);
-    match route::found()?.source() {
+    match route::found()?.source(to.destination.is_v4()) {
         Some(source) if found == FibResult::Route => Ok(source),
         _ => fallback(to.destination.is_v4()),
     }
 }
 
 /// The node's address for a flow whose packets come in as `from` and become `to`, if the flow can be routed: its
-/// packets enter and leave through wires, and every packet that one of the two devices receives fits the MTU of the
-/// other. Otherwise [`Address::NONE`]. The function caches the next hop that it finds, for the first packet of the
+/// packets enter and leave through wire devices, and every packet that one of the two devices receives fits the MTU of
+/// the other. Otherwise [`Address::NONE`]. The function caches the next hop that it finds, for the first packet of the
 /// flow.
 #[inline(never)]
 pub(super) fn routed_source(context: &HookContext, from: &Tuple, to: &Tuple) -> Address {
@@ -67,7 +67,7 @@ pub(super) fn routed_source(context: &HookContext, from: &Tuple, to: &Tuple) -> 
     if !forwarding::is_routed(&entrance, &device::info(route.device)) {
         return Address::NONE;
     }
-    match route.source() {
+    match route.source(to.destination.is_v4()) {
         Some(source) => source,
         None => fallback(to.destination.is_v4()).unwrap_or(Address::NONE),
     }

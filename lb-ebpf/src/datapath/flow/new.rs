@@ -22,7 +22,7 @@ use crate::datapath::{
 pub(crate) enum Begin {
     /// Any flow may begin.
     Any = 0,
-    /// Only a routed flow may begin: the XDP program creates no others.
+    /// Only a routed flow may begin: the XDP program creates no other flows.
     OnlyRouted = 1,
     /// The flow that the [`FlowRequest`] in `SCRATCH` already describes.
     Requested = 2,

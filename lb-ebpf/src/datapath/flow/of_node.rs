@@ -1,9 +1,9 @@
 //! Connections of the node's own sockets whose source port a flow already uses towards the same endpoint: a masqueraded
 //! flow or a hairpin flow. The endpoint's answers would reach that flow.
 //!
-//! As with netfilter, the later of the two gets another port: such a connection becomes a flow of its own, whose source
-//! port is replaced where packets leave the node, and restored where answers enter. (A flow that begins after the
-//! connection takes no port that a socket has: see [`socket`].)
+//! As with netfilter, the later of the two gets another port. If the connection is later, it becomes a flow of its own:
+//! the programs replace the source port where packets leave the node, and restore it where answers enter. If the flow
+//! is later, it takes no port that a socket has: see [`socket`].
 //!
 //! [`socket`]: crate::datapath::socket
 
@@ -62,7 +62,7 @@ extern "C" fn flow_has_port(tuple: *const Tuple) -> u32 {
     u32::from(lookup(&answers).is_some_and(|flow| rules::flow::takes_answers_of_node(flow)))
 }
 
-/// Creates the flow that begins with this packet, in place of an `earlier` one.
+/// Creates the flow that begins with this packet. If `earlier` is true, the flow replaces an earlier flow.
 #[inline(never)]
 pub(crate) fn create(context: &HookContext, packet: &Packet, earlier: bool) -> Result<(), Outcome> {
     let setup = scratch()?.setup();

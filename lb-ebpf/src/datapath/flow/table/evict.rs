@@ -71,14 +71,14 @@ fn class(Slot { key, flow, .. }: &Slot) -> EvictionClass {
 
 /// Bit of the result of [`flow_evicted`]: the flow has another entry, whose key is in `SCRATCH`.
 const HAS_REVERSE: u32 = 1;
-/// Bit of the result of [`flow_evicted`]: the entry is a reverse entry, so the other one is the forward entry.
+/// Bit of the result of [`flow_evicted`]: the entry is a reverse entry, so the other entry is the forward entry.
 const IS_REPLY: u32 = 2;
 /// Bit of the result of [`flow_evicted`]: the flow is the second one of a masqueraded connection. `SCRATCH` has the key
 /// of the first flow's reverse entry.
 const IS_SECOND: u32 = 4;
 
-/// Subtracts the flow from the active ones if the evicted entry in this slot is its forward entry. Returns bits for the
-/// other entries that the caller has to delete.
+/// Subtracts the flow of the evicted entry in this slot from the active flows, if this is the flow's forward entry.
+/// Returns bits for the other entries that the caller has to delete.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_evicted(index: u32) -> u32 {
@@ -129,7 +129,11 @@ fn leads_back(reverse: &Flow, key: &Tuple) -> bool {
 /// leaves with the client address. `SCRATCH` has the key of the first flow's reverse entry.
 #[inline(always)]
 pub(in crate::datapath::flow) fn end_first_flow(kind: FlowEventKind) {
-    if flow_find_first() != 0 {
+    let found = flow_find_first();
+    if found == NO_FIRST {
+        return;
+    }
+    if found == WHOLE {
         end_other(kind);
         remove_other();
     }
@@ -138,6 +142,14 @@ pub(in crate::datapath::flow) fn end_first_flow(kind: FlowEventKind) {
         remove(&scratch.keys().first_reply);
     }
 }
+
+/// Result of [`flow_find_first`]: the first flow is gone. Another connection of the client may have the key of the
+/// first flow's reverse entry.
+const NO_FIRST: u32 = 0;
+/// Result of [`flow_find_first`]: only the reverse entry exists.
+const ONLY_REPLY: u32 = 1;
+/// Result of [`flow_find_first`]: both entries exist.
+const WHOLE: u32 = 2;
 
 /// Ends the flow whose forward entry is the `other` entry in `SCRATCH`: subtracts it from the active flows, and emits
 /// its end for the flow log.
@@ -168,14 +180,14 @@ extern "C" fn flow_end(kind: u32) -> u32 {
 }
 
 /// Writes the key and the place of the first flow's forward entry to `SCRATCH`, as the `other` entry. `SCRATCH` has the
-/// key of the flow's reverse entry. Returns 0 if either entry is missing.
+/// key of the flow's reverse entry. Returns which entries exist.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_find_first() -> u32 {
-    let Ok(scratch) = scratch() else { return 0 };
+    let Ok(scratch) = scratch() else { return NO_FIRST };
     let keys = scratch.keys();
-    let Some(reply) = lookup(&keys.first_reply) else { return 0 };
+    let Some(reply) = lookup(&keys.first_reply).filter(|reply| reply.has_second()) else { return NO_FIRST };
     flow_log::keep(reply, &mut keys.reply);
     keys.other = reply.to.reversed();
-    u32::from(locate(&keys.other, &mut keys.other_place).is_some())
+    if locate(&keys.other, &mut keys.other_place).is_some() { WHOLE } else { ONLY_REPLY }
 }

@@ -62,9 +62,9 @@ impl Element {
         // SAFETY: the pointer is that of an array element, which lives as long as the program runs, and every bit
         // pattern is a valid `Flow`. Other CPUs may write counters of the same flow: plain integers for which any
         // recent value will do. Another flow takes the slot meanwhile only if this flow is deleted (expired, evicted,
-        // replaced or purged) and the other one inserted within the nanoseconds of this use. The packet then gets a
-        // wrong checksum, and its receiver drops it. The other flow counts the packet, and may take the packet's FIN
-        // or RST for its own.
+        // replaced or purged) and the other flow is inserted within the nanoseconds of this use. The packet then gets a
+        // wrong checksum, and its receiver drops it. The other flow counts the packet, and may take the packet's FIN or
+        // RST for its own.
         unsafe { &mut (*self.slot).flow }
     }
 
@@ -99,8 +99,8 @@ impl Memory for Table {
     fn acquire(&self, slot: Element, control: Control) -> Element {
         let Element { index, mut slot } = slot;
         if cfg!(bpf_target_arch = "x86_64") {
-            // This CPU loads in order. An address that depends on `control` would only keep it from loading both cache
-            // lines of a slot at once.
+            // x86-64 CPUs load in order. An address that depends on `control` would only keep the CPU from loading both
+            // cache lines of a slot at once.
             // SAFETY: the pointer stays the same. The compiler moves no load across the block.
             unsafe { asm!("{0} += 0", inout(reg) slot, options(nostack)) };
             return Element { index, slot };

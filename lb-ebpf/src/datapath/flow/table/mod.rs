@@ -37,7 +37,7 @@ pub(crate) enum TableLookup {
 
 /// Finds the entry with this key without a call: a call would take a tenth of the time that the programs take for a
 /// packet of an established flow. Only the fast paths inline this function, because the verifier checks each copy; all
-/// others use [`lookup`] or [`locate`].
+/// other callers use [`lookup`] or [`locate`].
 #[inline(always)]
 pub(crate) fn find(table: Table, key: &Tuple) -> TableLookup {
     match flow_table::find(&table, &table.places(key), key) {
@@ -209,7 +209,8 @@ extern "C" fn flow_replace(key: *const Tuple, flow: *const Flow) -> u32 {
     u32::from(!matches!(flow_table::replace(&table, &table.places(key), key, flow), Replace::Absent))
 }
 
-/// Removes the entry with this key; returns whether this call did. Of several calls at the same time only one does.
+/// Removes the entry with this key; returns whether this call did. Of several calls at the same time, only one removes
+/// the entry.
 #[inline(always)]
 pub(crate) fn remove(key: &Tuple) -> bool {
     flow_remove(key) != 0
@@ -223,7 +224,7 @@ extern "C" fn flow_remove(key: *const Tuple) -> u32 {
     u32::from(flow_table::remove(&table, &table.places(key), key))
 }
 
-/// The element of `FLOWS` with this index; the only function that looks one up.
+/// The element of `FLOWS` with this index; no other function looks up elements of `FLOWS`.
 #[inline(always)]
 fn slot(index: u32) -> Option<*mut Slot> {
     FLOWS.get_ptr_mut(index).map(|mut slot| {
