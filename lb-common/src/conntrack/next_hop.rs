@@ -36,6 +36,18 @@ impl NextHop {
         let [a, b, c, ..]: &[u32; 8] = bytemuck::must_cast_ref(self);
         [*a, *b, *c]
     }
+
+    /// The bit [`next_hop_flags::REPEATED`], or 0, for a lookup at `now` that repeats the one of this next hop.
+    #[inline(always)]
+    pub fn repeated_at(&self, now: Tick) -> u16 {
+        if self.flags & next_hop_flags::KNOWN == 0 {
+            0
+        } else if self.resolved_at == now {
+            self.flags & next_hop_flags::REPEATED
+        } else {
+            next_hop_flags::REPEATED
+        }
+    }
 }
 
 /// Bits of [`NextHop::flags`].
@@ -54,6 +66,9 @@ pub mod next_hop_flags {
     pub const OF_DESTINATION: u16 = 16;
     /// The device transmits frames that its own XDP program sends back.
     pub const XDP_TX: u16 = 32;
+    /// The lookup has repeated an earlier one in a later tick. The XDP program leaves the next packet to tc, where
+    /// [`FRESH`] sends it through the kernel's neighbour table, and clears this bit.
+    pub const REPEATED: u16 = 64;
 }
 
 /// The inputs of a route lookup that always matter. Policy routing may look at more: [`RouteInputs`].

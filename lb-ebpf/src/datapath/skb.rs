@@ -6,7 +6,7 @@ use aya_ebpf::{
     EbpfContext as _,
     bindings::{
         __sk_buff, BPF_F_INGRESS, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM,
-        bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+        bpf_adj_room_mode::BPF_ADJ_ROOM_MAC, bpf_redir_neigh,
     },
     helpers::generated::{
         bpf_clone_redirect, bpf_csum_update, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer,
@@ -25,7 +25,7 @@ use lb_ebpf::{
     rules::forwarding::is_catch,
 };
 
-use super::{checksum::Checksum, context::HookContext, device};
+use super::{checksum::Checksum, context::HookContext, device, scratch::scratch};
 
 /// The `sk_buff` of a packet, and the kind of its device.
 pub(crate) struct Skb {
@@ -52,7 +52,8 @@ enum ExitWay {
 }
 
 impl Exit {
-    /// An exit to a next hop behind the device; the kernel looks up the MAC address.
+    /// An exit through `device` to the next hop that the last route lookup has found; the kernel looks up the MAC
+    /// address of that next hop.
     #[inline(always)]
     pub(super) const fn neighbour(device: u32) -> Self {
         Self { device, way: ExitWay::Neighbour }
@@ -71,7 +72,7 @@ impl Exit {
     }
 }
 
-/// Bytes from the start of the frame that hold the headers of nearly all packets, quoted headers included.
+/// Number of bytes at the start of the frame that hold the headers of nearly all packets, quoted headers included.
 const HEADERS: u32 = 256;
 
 impl Frame for Skb {
@@ -116,8 +117,8 @@ impl Skb {
 
     /// Start or end of the linear part: the field of the context at `OFFSET`.
     ///
-    /// LLVM treats the field as 32 bits wide and copies it as such. The kernel treats it as a pointer and rejects
-    /// copies of half of it. So one instruction of assembly loads the field.
+    /// LLVM treats the field as 32 bits wide and copies it as such. The kernel treats the field as a pointer of 64 bits
+    /// and rejects copies of half a pointer. So one instruction of assembly loads the field.
     #[inline(always)]
     fn bound<const OFFSET: usize>(&self) -> usize {
         let bound: usize;
@@ -205,7 +206,8 @@ impl Skb {
     }
 
     /// Overwrites the beginning of the packet with a frame. The checksum that the device may have computed
-    /// (`CHECKSUM_COMPLETE`) does not cover the Ethernet header, so only the write of the rest updates the checksum.
+    /// (`CHECKSUM_COMPLETE`) does not cover the Ethernet header, so only the write of the bytes after that header
+    /// updates the checksum.
     #[inline(always)]
     pub(super) fn store_frame<const N: usize>(&mut self, frame: &[u8; N]) -> Result<(), Outcome> {
         const { assert!(N > lengths::ETHERNET as usize) };
@@ -265,8 +267,8 @@ impl Skb {
     #[inline(always)]
     pub(super) fn update_frame_sum(&mut self, delta: u16) {
         if self.checksum().may_have_frame_sum() {
-            // SAFETY: the context is that of this program, and the helper does not move packet data. Its error only
-            // means that the device has computed no such checksum, so there is nothing to update.
+            // SAFETY: the context is that of this program, and the helper does not move packet data. An error of the
+            // helper only means that the device has computed no such checksum, so there is nothing to update.
             let _result = unsafe { bpf_csum_update(self.ctx.skb.skb, u32::from(delta)) };
         }
     }
@@ -280,8 +282,8 @@ impl Skb {
         if result == 0 { Ok(()) } else { Err(Outcome::RewriteFailed) }
     }
 
-    /// Inserts `bytes` between the Ethernet header and the network header; if `bytes` is negative, removes so many bytes
-    /// from there. `flags` are `BPF_F_ADJ_ROOM_*`.
+    /// Inserts `bytes` bytes between the Ethernet header and the network header; if `bytes` is negative, removes that
+    /// many bytes from there. `flags` are `BPF_F_ADJ_ROOM_*`.
     #[inline(always)]
     pub(super) fn adjust_room(&mut self, bytes: i32, flags: u32) -> Result<(), Outcome> {
         let adjusted = self.ctx.adjust_room(bytes, BPF_ADJ_ROOM_MAC, u64::from(flags));
@@ -313,8 +315,8 @@ impl Skb {
         }
     }
 
-    /// Makes a copy of the packet enter the node again through the device that it came by, after this packet. If the
-    /// kernel has no memory for the copy, nothing happens.
+    /// Makes a copy of the packet enter the node again, after this packet, through the device on whose hook this
+    /// program runs. If the kernel has no memory for the copy, nothing happens.
     #[inline(always)]
     pub(super) fn repeat(&mut self) {
         // SAFETY: the context is that of this program. The call may move the packet; `&mut self` excludes borrowed
@@ -347,11 +349,15 @@ impl Skb {
     pub(crate) fn route(&mut self) -> Result<(), Outcome> {
         self.frame_for_others()?;
         let Exit { device, way } = self.exit;
-        // SAFETY: the helpers take numbers, and return errors for wrong ones. Without parameters, `bpf_redirect_neigh`
-        // looks up the next hop itself.
+        // SAFETY: the helpers take numbers, and return errors for wrong ones. `bpf_redirect_neigh` copies the address
+        // of the next hop, which has the size that the call names. (Without an address, the helper would look up a
+        // route itself, by the translated addresses and without ports, and might find another gateway or no gateway.)
         let action = unsafe {
             match way {
-                ExitWay::Neighbour => bpf_redirect_neigh(device, core::ptr::null_mut(), 0, 0),
+                ExitWay::Neighbour => {
+                    let mut next_hop = scratch()?.route().next_hop();
+                    bpf_redirect_neigh(device, &raw mut next_hop, size_of::<bpf_redir_neigh>() as i32, 0)
+                }
                 ExitWay::Device => bpf_redirect(device, 0),
                 ExitWay::Peer => bpf_redirect_peer(device, 0),
             }
@@ -363,7 +369,8 @@ impl Skb {
         }
     }
 
-    /// Bytes of payload in each segment that the device will make of this packet; `None` if it stays whole.
+    /// Size in bytes of the payload of each segment into which the device will split this packet; `None` if the packet
+    /// stays whole.
     #[inline(always)]
     pub(super) fn segment_size(&self) -> Option<u32> {
         // SAFETY: the context is valid for the whole run of the program.
@@ -371,7 +378,7 @@ impl Skb {
         (size != 0).then_some(size)
     }
 
-    /// Bytes of the IP packet, or of the largest segment that the device will make of it.
+    /// Size in bytes of the IP packet, or of the largest segment into which the device will split it.
     #[inline(always)]
     pub(super) fn largest(&self, packet: &Packet) -> u32 {
         let whole = self.length().saturating_sub(packet.headers.l3);
@@ -399,9 +406,9 @@ impl Skb {
         u16::from_be(unsafe { (*self.ctx.skb.skb).protocol } as u16)
     }
 
-    /// Prepares the frame for other devices: makes room for an Ethernet header, which the kernel writes, if the frame
-    /// has none; otherwise removes the VLAN tag of the network that the frame came from, if there is one. (If the next
-    /// network is a VLAN, its device adds the tag.)
+    /// Prepares the frame for other devices. If the frame has no Ethernet header, the function makes room for one,
+    /// which the kernel writes. Otherwise it removes the VLAN tag of the network that the frame came from, if there is
+    /// one. (If the next network is a VLAN, its device adds the tag.)
     #[inline(always)]
     fn frame_for_others(&mut self) -> Result<(), Outcome> {
         // SAFETY: the context is that of this program. The calls may move the packet; `&mut self` excludes borrowed
@@ -438,7 +445,7 @@ impl Skb {
 /// agree.
 #[derive(Clone, Copy)]
 pub(super) struct ChecksumField {
-    /// Bytes from the start of the frame.
+    /// Offset of the checksum from the start of the frame, in bytes.
     pub(super) offset: u32,
     flags: u64,
 }
@@ -448,7 +455,7 @@ impl ChecksumField {
     #[inline(always)]
     pub(super) fn of(protocol: u8, l4: u32) -> Self {
         match protocol {
-            // A UDP checksum of 0 means none and stays 0; a computed 0 is written as 0xffff (RFC 768).
+            // A UDP checksum of 0 means "no checksum" and stays 0; a computed 0 is written as 0xffff (RFC 768).
             protocol::UDP => Self { offset: l4 + 6, flags: u64::from(BPF_F_MARK_MANGLED_0) },
             protocol::TCP => Self { offset: l4 + 16, flags: 0 },
             _icmp => Self { offset: l4 + 2, flags: 0 },

@@ -3,7 +3,11 @@
 
 use std::{io, net::SocketAddr, thread, time::Duration};
 
-use lb_tests::client::Connection;
+use lb_tests::{
+    client::{Connection, PATIENCE, echo, udp_socket},
+    cluster::veth,
+    wait_for,
+};
 
 use crate::lan::{
     Expect,
@@ -30,9 +34,9 @@ fn transfer(lan: &Lan, source: &str, to: SocketAddr) -> io::Result<String> {
 fn direct_forwarding_bypasses_the_stack_in_both_directions() {
     let lan = Lan::with(&DIRECT);
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
-    // Outcomes of packets that pass through the stack. `reply` is one of them only if the connection is not
-    // masqueraded: the programs translate the replies of a masqueraded connection a second time at egress, and then
-    // count `reply`, even if the replies bypass the stack.
+    // Outcomes of packets that pass through the stack. `masqueraded` does not contain `reply`: the programs translate
+    // the replies of a masqueraded connection of a local pod a second time at egress, and then count `reply`, even if
+    // the replies bypass the stack.
     let (plain, masqueraded) = (&["forward", "reply"][..], &["forward"][..]);
     for (source, number, frontend, through_stack) in [
         ("pod1", 1, ClusterIp, plain),
@@ -105,7 +109,7 @@ fn direct_forwarding_follows_policy_routing_by_pod() {
             let mut ip = node.command("ip");
             assert!(ip.arg(version).args(command.split(' ')).status().unwrap().success(), "ip {command}");
         }
-        // Waits until cached next hops are outdated: programs use one for a tick (1.07 s).
+        // Waits until cached next hops are outdated: the programs use a cached next hop for a tick (1.07 s).
         thread::sleep(Duration::from_millis(1_200));
         assert!(transfer(&lan, "pod2", to).is_ok(), "the other pod");
         for _ in 0..5 {
@@ -115,5 +119,50 @@ fn direct_forwarding_follows_policy_routing_by_pod() {
                 "{pod} reaches {to} although its routing table has no route: {verdict:?}"
             );
         }
+    }
+}
+
+/// The gateway of a reply depends on the pod (`ip rule from POD`), and the main routing table sends packets to the
+/// client through another device. About one packet per second goes through the kernel's neighbour table. This packet
+/// must also go to the pod's gateway.
+#[test]
+fn direct_forwarding_sends_every_packet_to_the_gateway_of_the_pod_s_table() {
+    let lan = Lan::with(&DIRECT);
+    let mut service = lan.service(1, &["pod2"]);
+    service.exposure.external_local = true;
+    lan.apply(&[service]);
+    let (node, router) = (&lan.cluster.node1, lan.cluster.router.as_ref().unwrap());
+    veth((node, "eth9"), (router, "eth9")).unwrap();
+    let second_wire = |host: u8| {
+        format!(
+            "address add 192.168.9.{host}/30 dev eth9\naddress add fd00:192:168:9::{host}/64 dev eth9 nodad\n\
+             link set eth9 up\n"
+        )
+    };
+    router.ip(&second_wire(2)).unwrap();
+    node.ip(&second_wire(1)).unwrap();
+    for (family, gateway) in ["192.168.9.2", "fd00:192:168:9::2"].into_iter().enumerate() {
+        let pod = lan.cluster.pod("pod2").unwrap().addresses[family];
+        let version = if family == 0 { "-4" } else { "-6" };
+        for command in [
+            format!("route add default via {gateway} dev eth9 table 100"),
+            format!("rule add from {pod} lookup 100"),
+        ] {
+            let mut ip = node.command("ip");
+            assert!(ip.arg(version).args(command.split(' ')).status().unwrap().success(), "ip {command}");
+        }
+        let socket = udp_socket(&lan.cluster.client, LoadBalancer.of(1, (Protocol::Udp, family))).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        // The kernel resolves the gateway for the first packet.
+        wait_for(PATIENCE, || echo(&socket, b"?").ok()).expect("a reply by the second wire");
+        let before = counted(&lan, &["direct"]);
+        let lost: Vec<usize> = (0..60)
+            .filter(|_| {
+                thread::sleep(Duration::from_millis(50));
+                echo(&socket, b"?").is_err()
+            })
+            .collect();
+        assert_eq!(lost, [0; 0], "{gateway}");
+        assert!(counted(&lan, &["direct"]) - before >= 60, "the packets bypassed the stack");
     }
 }

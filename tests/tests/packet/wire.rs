@@ -160,8 +160,16 @@ impl Testbed {
         self.arrive_bytes(mode, &packet.bytes())
     }
 
+    /// Like [`Self::arrive`], with these bytes. About once per second, XDP leaves a packet to tc that it could send
+    /// itself (`next_hop_flags::REPEATED`): this function then runs the frame again.
     #[track_caller]
     pub(crate) fn arrive_bytes(&mut self, mode: Mode, input: &[u8]) -> Run {
+        let run = self.arrive_once(mode, input);
+        if run.action == XDP_PASS && run.moved.is_empty() { self.arrive_once(mode, input) } else { run }
+    }
+
+    #[track_caller]
+    pub(crate) fn arrive_once(&mut self, mode: Mode, input: &[u8]) -> Run {
         // Fields of `struct xdp_md`: data, data_end, data_meta, ingress_ifindex, rx_queue_index, egress_ifindex.
         let length = u32::try_from(input.len()).unwrap();
         let context = [0, length, 0, WIRE, 0, 0];
@@ -188,7 +196,7 @@ impl Testbed {
         let case = format!("{} ({program})", self.next_step());
         let before = self.counters();
         let mut output = vec![0; input.len() + 512];
-        let result = test_run(self.program(program).fd().unwrap(), input, &mut output, context, 0);
+        let result = test_run(self.program(program).fd().unwrap(), input, &mut output, (context, &mut []), 0);
         let (action, length) = result.unwrap_or_else(|error| panic!("{case}: {error}"));
         output.truncate(length);
         let moved = self.moved_since(&before);

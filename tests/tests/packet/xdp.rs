@@ -3,6 +3,8 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
+    thread::sleep,
+    time::Duration,
 };
 
 use bytemuck::Zeroable as _;
@@ -20,6 +22,7 @@ use super::{
     clock,
     packets::{Packet, QINQ, VLAN, fragments},
     stage::{FIRST_PORT, Family, PORTS, each, masquerade_settings},
+    test_run::stay_on_one_cpu,
     testbed::{Hook, SCTP, TCP, Testbed, UDP},
     tunnel,
     wire::{
@@ -93,6 +96,27 @@ fn routed_tcp_connection_leaves_in_both_directions() {
             let run = bed.arrive(mode, &syn);
             begins(bed, family, &syn, run);
             bed.assert_flows(1);
+        }
+    });
+}
+
+/// Only tc sends packets through the kernel's neighbour table, which makes the kernel check that the neighbour is still
+/// reachable.
+#[test]
+fn xdp_leaves_the_first_packet_of_a_later_tick_to_tc() {
+    // Each CPU has its own next hops.
+    stay_on_one_cpu();
+    each_on_wires("check of the neighbour", |bed, family| {
+        for mode in Mode::BOTH {
+            bed.clear_flows();
+            service(bed, family.vip(), UDP, &[family.backend()]);
+            let packet = Packet::udp(family.client(), family.vip(), b"x");
+            let run = bed.arrive(mode, &packet);
+            let sent = begins(bed, family, &packet, run);
+            // A tick lasts 1.07 s.
+            sleep(Duration::from_millis(1_100));
+            bed.arrive_once(mode, &packet.bytes()).stays_for_tc();
+            bed.arrive(mode, &packet).leaves(XDP_TX, Routed, &routed(&sent));
         }
     });
 }
@@ -395,7 +419,7 @@ struct Case {
     flags: u8,
     payload: Vec<u8>,
     hops: u8,
-    /// Whether XDP runs before tc if the packet has a flow. Otherwise XDP always runs first.
+    /// Whether XDP runs before tc if the packet has a flow. If the packet has no flow, XDP always runs first.
     xdp_first: bool,
     reply: bool,
     fragment: bool,

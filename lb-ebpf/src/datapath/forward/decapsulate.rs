@@ -1,10 +1,10 @@
 //! The end of a tunnel: packets to backends on this node, from the node that has chosen the backend.
 //!
 //! The programs take a packet out of its tunnel if the tunnel leads to a backend on this node, and the packet is for a
-//! service with this backend, or belongs to a flow to it. They send the inner packet to that backend with the address
-//! of its client, and never into another tunnel; they drop it if the node must not accept it, for example because the
-//! tunnel does not begin at a node of the cluster. All other packets pass unchanged: this node may only be a router on
-//! their path.
+//! service with this backend or belongs to a flow to this backend. They send the inner packet to the backend with the
+//! address of the client, and never into another tunnel. They drop the packet if the node must not accept it, for
+//! example because the tunnel does not begin at a node of the cluster. All other packets pass unchanged: this node may
+//! only be a router on their path.
 
 use aya_ebpf::{Global, bindings::BPF_F_ADJ_ROOM_FIXED_GSO};
 use lb_common::{
@@ -154,15 +154,16 @@ fn inner_segment(packet: &Packet, target: Target) -> Result<(), Outcome> {
     if packet.has_invalid_flags() { Err(Outcome::InvalidFlags) } else { Ok(()) }
 }
 
-/// Whether tunnels of peers end at this device. Pods could forge the address of a peer, so no pods may be behind it.
+/// Whether tunnels of peers end at this device. Pods could forge the address of a peer, so no tunnel ends at a device
+/// with pods behind it.
 #[inline(always)]
 pub(super) fn ends_tunnels(device: u32) -> bool {
     device::info(device).flags & device_flags::TUNNELS != 0
 }
 
 /// Whether the requested service accepts this client. (The node that has chosen the backend applies the same rule. But
-/// its source ranges may differ for a moment, and in a network that does not filter the peers' addresses the packet may
-/// be forged.)
+/// for a moment, the source ranges of that node may differ from the source ranges of this node, and in a network that
+/// does not filter the peers' addresses the packet may be forged.)
 #[inline(always)]
 fn accepts_client(client: &Address) -> bool {
     let Ok(scratch) = scratch() else { return false };
@@ -251,7 +252,7 @@ fn request(packet: &Packet) -> bool {
 }
 
 /// The service of the packet. Node ports are the same on all nodes, so the function replaces an address of a peer node
-/// by one of this node.
+/// by an address of this node.
 #[inline(always)]
 fn service(tuple: &Tuple) -> Result<Service, Outcome> {
     match service::lookup(tuple) {

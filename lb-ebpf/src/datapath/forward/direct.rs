@@ -20,7 +20,7 @@ use crate::datapath::{
     clock,
     flow::conntrack,
     rewrite,
-    route::next_hop,
+    route::{self, next_hop},
     skb::{Exit, Skb},
 };
 
@@ -57,7 +57,7 @@ pub(super) fn forward(
 ) -> Result<Outcome, Outcome> {
     conntrack::observe(packet, flow);
     rewrite::packet(skb, packet, flow, 1)?;
-    send(skb, flow, hop)?;
+    send(skb, packet, flow, hop)?;
     Ok(bypassing(flow))
 }
 
@@ -67,18 +67,25 @@ pub(super) fn forward(
 /// neighbour table, so that the kernel keeps checking that the neighbour is reachable. (A packet that goes straight to
 /// the other end of a veth or netkit pair needs no neighbour.)
 #[inline(always)]
-fn send(skb: &mut Skb, flow: &Flow, hop: &mut NextHop) -> Result<(), Outcome> {
+fn send(skb: &mut Skb, packet: &Packet, flow: &Flow, hop: &mut NextHop) -> Result<(), Outcome> {
     let device = hop.device;
-    skb.exit = if hop.flags & next_hop_flags::REDIRECT_PEER != 0 && flow.flags & EGRESS_TOO == 0 {
-        Exit::peer_of(device)
+    if hop.flags & next_hop_flags::REDIRECT_PEER != 0 && flow.flags & EGRESS_TOO == 0 {
+        skb.exit = Exit::peer_of(device);
     } else if hop.flags & next_hop_flags::FRESH != 0 {
         hop.flags &= !next_hop_flags::FRESH;
-        Exit::neighbour(device)
+        find_neighbour(skb, packet, flow)?;
     } else {
         set_words(skb.header_mut(0)?, hop.macs());
-        Exit::device(device)
-    };
+        skb.exit = Exit::device(device);
+    }
     Ok(())
+}
+
+/// Makes the packet leave through the kernel's neighbour table. (A subprogram: inlined, LLVM would read the context
+/// through a pointer into it, which the verifier refuses.)
+#[inline(never)]
+fn find_neighbour(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
+    route::resolve(skb, flow.routed_from(&packet.tuple), &flow.to).map(drop)
 }
 
 /// Flags of flows whose packets the egress program of the next device may translate again, so the packets must not

@@ -1,5 +1,5 @@
 //! Forwarding packets of flows: through the stack, bypassing it ([`direct`], [`routed`]), in a [`tunnel`] (ICMP errors
-//! about it: [`tunnel_error`]), or with a PROXY protocol header ([`proxy_protocol`]).
+//! about tunnelled packets: [`tunnel_error`]), or with a PROXY protocol header ([`proxy_protocol`]).
 
 pub(crate) mod decapsulate;
 pub(crate) mod direct;
@@ -30,8 +30,8 @@ use super::{
 pub(super) enum Forwarded {
     /// The packet is handled, with this outcome.
     Done(Outcome),
-    /// The packet is not forwarded yet: it belongs to a routed or tunnelled flow, and [`direct`] cannot send it on.
-    /// [`routed::forward`] does.
+    /// The packet is not forwarded yet: it belongs to a routed or tunnelled flow, and [`direct`] cannot send it on, but
+    /// [`routed::forward`] can.
     NeedsRoute,
     /// The packet is not forwarded yet: its backend gets a PROXY protocol header, so [`proxy_protocol::change`] must
     /// come first.

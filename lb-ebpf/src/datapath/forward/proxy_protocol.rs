@@ -177,8 +177,8 @@ fn change_tcp(skb: &mut Skb, packet: &Packet, change: u32, by: u32) -> Result<()
     skb.update_checksum(ChecksumField::of(protocol::TCP, l4), delta as u16, false)
 }
 
-/// Changes the TCP header of `length` bytes in `SCRATCH`; returns the change of the sum over it. (A global function:
-/// the verifier checks it once, for all arguments and callers.)
+/// Changes the TCP header of `length` bytes in `SCRATCH`; returns the change of the sum over the header. (A global
+/// function: the verifier checks it once, for all arguments and callers.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn proxy_change_tcp(change: u32, length: u32, by: u32) -> u32 {
@@ -245,8 +245,8 @@ fn set_length(skb: &mut Skb, packet: &mut Packet, end: u32) -> Result<(), Outcom
 #[expect(clippy::cast_possible_truncation, reason = "both halves are kept")]
 fn sum<const N: usize>(bytes: &mut [u8; N]) -> u16 {
     const { assert!(N.is_multiple_of(4)) };
-    // SAFETY: the array has `N` bytes, a multiple of 4, as the helper demands. It reads nothing at the null pointer,
-    // whose length is 0.
+    // SAFETY: the array has `N` bytes, a multiple of 4, as the helper demands. The helper reads nothing at the null
+    // pointer, for which the length is 0.
     let sum =
         unsafe { bpf_csum_diff(core::ptr::null_mut(), 0, bytes.as_mut_ptr().cast(), N as u32, 0) } as u32;
     Sum::ZERO.add_word(sum as u16).add_word((sum >> 16) as u16).fold()

@@ -3,8 +3,8 @@
 //! A masqueraded flow whose packets come in and go out through wire devices needs neither sockets nor the stack. Where
 //! packets enter, the programs replace the addresses of client and VIP by those of node and backend in one step, and
 //! packets leave by the route that the kernel would take. The flow needs only one pair of entries. The XDP program
-//! serves such packets before there is an skb. This module serves those that neither XDP nor [`super::direct`] sends
-//! on, for example fragments, packets with options, and those whose neighbour is not resolved yet.
+//! serves such packets before there is an skb. This module serves the packets that neither XDP nor [`super::direct`]
+//! sends on, for example fragments, packets with options, and packets whose neighbour is not resolved yet.
 
 use lb_common::{Outcome, conntrack::Flow};
 use lb_ebpf::{
@@ -16,7 +16,7 @@ use lb_ebpf::{
 use super::tunnel;
 use crate::datapath::{early_return::outcome_of, flow::conntrack, reject, rewrite, route, skb::Skb};
 
-/// Sends on a packet of a routed flow: translated, or in the tunnel of its flow.
+/// Forwards a packet of a routed flow: translated, or in the tunnel of its flow.
 #[inline(never)]
 pub(crate) fn forward(skb: &mut Skb, packet: &Packet, flow: &mut Flow) -> Outcome {
     outcome_of(|| {

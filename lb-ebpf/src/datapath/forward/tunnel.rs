@@ -30,13 +30,13 @@ use crate::datapath::{
     skb::Skb,
 };
 
-/// Bytes that the tunnel adds to packets of the flow.
+/// Number of bytes that the tunnel adds to each packet of the flow.
 #[inline(always)]
 pub(crate) fn overhead(flow: &Flow) -> u32 {
     tunnel::overhead(flow.to.destination.is_v4(), flow.flags & flow_flags::GUE != 0)
 }
 
-/// Sends on a packet whose flow has no entry.
+/// Forwards a packet whose flow has no entry.
 #[inline(never)]
 pub(crate) fn send_stateless(skb: &mut Skb, packet: &Packet) -> Outcome {
     outcome_of(|| Ok(routed::forward(skb, packet, create::stateless()?).without_entry()))

@@ -1,8 +1,9 @@
 //! ICMP errors about tunnelled packets, from the node at the other end of the tunnel or from a router on the way to it.
 //!
 //! Such an error quotes the outer header, so it comes to this node, whose stack has no use for it. The program takes
-//! the client's packet out of the quote, and turns it into an ICMP error from its destination, the VIP, as if this node
-//! had met the obstacle itself. So a client discovers the MTU of the path that the tunnel takes.
+//! the client's packet out of the quote, and turns that packet into an ICMP error whose source is the packet's
+//! destination, the VIP, as if this node had met the obstacle itself. So a client discovers the MTU of the path that
+//! the tunnel takes.
 
 use lb_common::{Outcome, conntrack::Tuple};
 use lb_ebpf::{
@@ -20,9 +21,9 @@ use crate::datapath::{
     early_return::outcome_of, flow::conntrack, maps, reject, route, scratch::scratch, skb::Skb,
 };
 
-/// Turns an ICMP `error` into one for the client whose tunnelled packet it quotes. Returns
-/// [`Outcome::UnknownIcmpError`] and changes nothing if the error quotes no such packet, says nothing usable about the
-/// path, or may come from a pod.
+/// Turns an ICMP `error` about a tunnelled packet into an ICMP error for the client that has sent the packet inside the
+/// tunnel. Returns [`Outcome::UnknownIcmpError`] and changes nothing if the error quotes no tunnelled packet, says
+/// nothing usable about the path, or may come from a pod.
 #[inline(never)]
 pub(crate) fn relay(skb: &mut Skb, error: &Packet) -> Outcome {
     outcome_of(|| {
@@ -45,7 +46,7 @@ pub(crate) fn relay(skb: &mut Skb, error: &Packet) -> Outcome {
     })
 }
 
-/// Writes the tunnel that the ICMP error is about into `SCRATCH`; returns false if it is about none.
+/// Writes the tunnel that the ICMP error is about into `SCRATCH`; returns false if the error is about no tunnel.
 #[inline(never)]
 fn find(skb: &Skb, headers: &Headers) -> bool {
     match (scratch(), tunnel::find_at(skb, headers.l4 + lengths::ICMP)) {
@@ -57,8 +58,8 @@ fn find(skb: &Skb, headers: &Headers) -> bool {
     }
 }
 
-/// Parses the packet inside that tunnel. Returns false unless the packet's flow leads through the tunnel and the error
-/// is for the node that began the tunnel: any machine can send an ICMP error.
+/// Parses the packet inside the tunnel in `SCRATCH`. Returns false unless the packet's flow leads through the tunnel
+/// and the error is for the node that began the tunnel: any machine can send an ICMP error.
 #[inline(never)]
 fn parse(skb: &Skb, error: &Packet, packet: &mut Packet) -> bool {
     let Ok(scratch) = scratch() else { return false };

@@ -21,8 +21,8 @@ pub(crate) enum FibResult {
     WithoutNeighbour,
     /// A route that takes only smaller packets.
     TooNarrow,
-    /// No route by which the node may forward the packet: there is none, it leads to this node or nowhere, or the
-    /// device that the packet came in through does not forward.
+    /// No route by which the node may forward the packet: there is no route, the route leads to this node or nowhere,
+    /// or the device that the packet came in through does not forward.
     Nothing,
 }
 
@@ -83,8 +83,9 @@ pub(crate) fn found() -> Result<&'static Route, Outcome> {
     Ok(scratch()?.route())
 }
 
-/// Makes the packet, which came in as `from` and becomes `to`, leave through the device of its route; returns the MTU
-/// of the route, or 0 if the kernel does not report it.
+/// Makes the packet, which came in as `from` and becomes `to`, leave through the device of its route, to the next hop
+/// in `SCRATCH`: the program must look up no other route before it sends the packet. Returns the MTU of the route, or 0
+/// if the kernel does not report it.
 #[inline(always)]
 pub(crate) fn resolve(skb: &mut Skb, from: &Tuple, to: &Tuple) -> Result<u32, Outcome> {
     let result = lookup(&skb.context(), from, to, ANY_LENGTH, BPF_FIB_LOOKUP_SKIP_NEIGH);
@@ -93,6 +94,6 @@ pub(crate) fn resolve(skb: &mut Skb, from: &Tuple, to: &Tuple) -> Result<u32, Ou
     }
     let route = found()?;
     skb.exit = Exit::neighbour(route.device);
-    // Kernels before 6.3 cannot skip the neighbour, and report no MTU without one.
+    // Kernels before 6.3 cannot skip the neighbour, and report no MTU if the neighbour is not resolved.
     Ok(if result == FibResult::WithoutNeighbour { 0 } else { u32::from(route.mtu()) })
 }

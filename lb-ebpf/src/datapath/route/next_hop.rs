@@ -14,7 +14,7 @@ use crate::datapath::{context::HookContext, device, settings, words};
 
 /// Next hops by [`NextHopKey::slot`]; a new one replaces an older one with the same slot.
 ///
-/// Each CPU has its own, so that no program reads a next hop while another one writes it.
+/// Each CPU has its own next hops, so that no program reads a next hop while another one writes it.
 #[btf_map]
 static NEXT_HOPS: PerCpuArray<CachedNextHop, { capacity::NEXT_HOPS }> = PerCpuArray::new();
 
@@ -41,28 +41,42 @@ fn cached(key: &NextHopKey) -> Option<&'static mut CachedNextHop> {
     let cached = NEXT_HOPS.get_ptr_mut(key.slot())?;
     // SAFETY: the element belongs to this CPU alone and lives as long as the program runs. Programs on these hooks run
     // with bottom halves disabled, so no other program uses the element before this one ends. A program holds one such
-    // reference at a time: that of `store` ends before `find` looks up the next hop of the packet. Every bit pattern is
-    // valid.
+    // reference at a time: the reference in `store` ends before `find` looks up the next hop of the packet. Every bit
+    // pattern is valid.
     Some(unsafe { &mut *cached })
 }
 
 #[inline(never)]
 fn renew(context: &HookContext, from: &Tuple, to: &Tuple, cached: &mut CachedNextHop, now: Tick) {
-    cached.key = NextHopKey::new(to, context.device);
+    let result = lookup(context, from, to, ANY_LENGTH, 0);
+    replace(context, from, to, cached, result, now);
+}
+
+/// Replaces a cached next hop by the result of a route lookup for packets that came in as `from` and become `to`.
+#[inline(always)]
+fn replace(
+    context: &HookContext,
+    from: &Tuple,
+    to: &Tuple,
+    cached: &mut CachedNextHop,
+    result: FibResult,
+    now: Tick,
+) {
+    let key = NextHopKey::new(to, context.device);
+    let is_same = words::are_equal::<6>(bytemuck::must_cast(cached.key), bytemuck::must_cast(key));
+    let repeated = if is_same { cached.hop.repeated_at(now) } else { 0 };
+    cached.key = key;
     cached.inputs = RouteInputs::new(from, to, context.mark);
     cached.hop.entrance = device::info(context.device).mac;
-    note(lookup(context, from, to, ANY_LENGTH, 0), &mut cached.hop, now);
+    note(result, &mut cached.hop, now);
+    cached.hop.flags |= repeated;
 }
 
 /// Caches the result of a route lookup for packets that came in as `from` and become `to`.
 #[inline(always)]
 pub(crate) fn store(context: &HookContext, from: &Tuple, to: &Tuple, result: FibResult, now: Tick) {
-    let key = NextHopKey::new(to, context.device);
-    if let Some(cached) = cached(&key) {
-        cached.key = key;
-        cached.inputs = RouteInputs::new(from, to, context.mark);
-        cached.hop.entrance = device::info(context.device).mac;
-        note(result, &mut cached.hop, now);
+    if let Some(cached) = cached(&NextHopKey::new(to, context.device)) {
+        replace(context, from, to, cached, result, now);
     }
 }
 

@@ -51,11 +51,11 @@ macro_rules! fields {
                 $(#[doc = $doc])+
                 #[inline(always)]
                 pub(crate) fn $field(self) -> &'static mut $type {
-                    // SAFETY: the pointer is that of a map element, which lives as long as the program runs. The
-                    // element belongs to this CPU alone, and programs on these hooks run with bottom halves disabled,
-                    // so no other program uses the element before this one ends. No reference to the whole element
-                    // exists, and the functions of this program never hold two references to one field (see
-                    // `Scratch`). The kernel fills the element with zeros, which are valid for every field.
+                    // SAFETY: the pointer leads to a map element, which lives as long as the program runs. The element
+                    // belongs to this CPU alone, and programs on these hooks run with bottom halves disabled, so no
+                    // other program uses the element before this one ends. No reference to the whole element exists,
+                    // and the functions of this program never hold two references to one field (see `Scratch`). The
+                    // kernel fills the element with zeros, which are valid for every field.
                     unsafe { &mut (*self.0).$field }
                 }
             )+
@@ -86,13 +86,13 @@ fields! {
     socket: SocketTuple,
     /// The TCP header that is being changed.
     tcp: TcpBytes,
-    /// The change of the options of that header.
+    /// The change of the options of the TCP header in `tcp`.
     options: Options,
     /// The PROXY protocol header that is being sent.
     proxy_header: [u8; LONGEST],
     /// The ICMP message that is being built.
     message: [u8; MESSAGE],
-    /// A frame that is set aside while its buffer carries others.
+    /// A frame that is set aside while its `sk_buff` carries other frames.
     frame: [u8; MAX_FRAME],
 }
 

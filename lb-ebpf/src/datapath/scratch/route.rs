@@ -1,5 +1,6 @@
 //! A route lookup, a value of `SCRATCH`.
 
+use aya_ebpf::bindings::{bpf_redir_neigh, bpf_redir_neigh__bindgen_ty_1};
 use lb_common::{Address, conntrack::Tuple};
 
 /// A route lookup: its arguments, then its results. `struct bpf_fib_lookup`.
@@ -10,10 +11,11 @@ pub(crate) struct Route {
     protocol: u8,
     source_port: u16,
     destination_port: u16,
-    /// Before the lookup: bytes of the packet, host byte order. After it: the MTU of the route, if one was found.
+    /// Before the lookup: the size of the packet in bytes, in host byte order. After the lookup: the MTU of the route,
+    /// if the kernel reports it.
     length: u16,
-    /// Before the lookup: the device that the packet came in through. After it: the device that the packet leaves
-    /// through.
+    /// Before the lookup: the device that the packet came in through. After the lookup: the device that the packet
+    /// leaves through.
     pub(crate) device: u32,
     service_class: u32,
     source: [u32; 4],
@@ -59,26 +61,34 @@ impl Route {
     }
 
     /// Removes the source. A lookup that does not report the node's address leaves the client's address in this field,
-    /// and [`Self::source`] would return it as the node's.
+    /// and [`Self::source`] would return that address as the node's.
     #[inline(always)]
     pub(crate) const fn clear_source(&mut self) {
         self.source = [0; 4];
     }
 
-    /// The address that the node itself would use as source, after a lookup with `BPF_FIB_LOOKUP_SRC`; `None` on
-    /// kernels before Linux 6.7, which do not report it.
+    /// The address of the packet's family (`is_v4`) that the node itself would use as source, after a lookup with
+    /// `BPF_FIB_LOOKUP_SRC`; `None` on kernels before Linux 6.7, which do not report it. (After a lookup of an IPv4
+    /// route with an IPv6 gateway, the family in the result is that of the gateway.)
     #[inline(always)]
-    pub(crate) fn source(&self) -> Option<Address> {
-        let is_v4 = self.family == AF_INET;
+    pub(crate) fn source(&self, is_v4: bool) -> Option<Address> {
         let source =
             if is_v4 { Address::from_v4_word(self.source[0]) } else { Address::from_words(self.source) };
         (self.source != [0; 4]).then_some(source)
     }
 
-    /// Bytes of the largest packet on this route, if the lookup checked a length.
+    /// Size in bytes of the largest packet on this route, if the lookup checked a length.
     #[inline(always)]
     pub(crate) const fn mtu(&self) -> u16 {
         self.length
+    }
+
+    /// The IP address of the next hop, after a lookup that has found a route: the address of the gateway, which may be
+    /// of the other family, or, if the route has no gateway, the packet's destination.
+    #[inline(always)]
+    pub(crate) fn next_hop(&self) -> bpf_redir_neigh {
+        let address = bpf_redir_neigh__bindgen_ty_1 { ipv6_nh: self.destination };
+        bpf_redir_neigh { nh_family: self.family.into(), __bindgen_anon_1: address }
     }
 
     /// The MAC addresses of the next hop and of the device towards it.

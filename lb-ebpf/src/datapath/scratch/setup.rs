@@ -147,7 +147,7 @@ pub(crate) struct Keys {
     pub(crate) place: Place,
     /// The key of the other entry of the flow that ends.
     pub(crate) other: Tuple,
-    /// The place of that entry.
+    /// The place of the entry with the key `other`.
     pub(crate) other_place: Place,
     /// For the flow log: the reverse entry of the flow whose forward entry has the key `other`.
     pub(crate) reply: Flow,

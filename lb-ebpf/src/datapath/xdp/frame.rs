@@ -96,7 +96,7 @@ impl Xdp {
 }
 
 /// Checks that the packet can be sent as it is: it fits the `mtu`, has hops left, and has its checksum. tc handles all
-/// others.
+/// other packets.
 #[inline(always)]
 pub(super) fn check(xdp: &Xdp, packet: &Packet, mtu: u32) -> Result<(), Outcome> {
     let length = packet.length;

@@ -5,7 +5,7 @@
 
 use lb_common::{
     Outcome, Verdict,
-    conntrack::{Flow, NextHop, Tick, flow_flags},
+    conntrack::{Flow, NextHop, Tick, flow_flags, next_hop_flags},
 };
 use lb_ebpf::{
     parse::{Layer, Packet, frame::set_words, is_plain_and, parse, parse_plain},
@@ -37,7 +37,7 @@ use super::{
 };
 
 /// Decides about a frame and rewrites it. The caller counts only outcomes that drop or route the frame: tc decides
-/// about all others, and counts them. `None`: the fast path has counted the frame, which leaves through its exit.
+/// about all other frames, and counts them. `None`: the fast path has counted the frame, which leaves through its exit.
 #[inline(always)]
 pub(crate) fn process(xdp: &mut Xdp) -> Option<Outcome> {
     // (Not `is_some_and`: LLVM would compile its closure as a subprogram.)
@@ -61,7 +61,7 @@ fn decide(xdp: &mut Xdp, known: FastPath) -> Result<Outcome, Outcome> {
     }
     let packet = maps::packet()?;
     let known = match known {
-        // (`process` has handled the first two.)
+        // (`process` has handled `Done` and `Counted`.)
         FastPath::Done(_) | FastPath::Counted | FastPath::NoFlow => None,
         FastPath::HasFlow => conntrack::lookup(&packet.tuple),
         FastPath::NotPlain => {
@@ -90,7 +90,7 @@ fn fast_path(xdp: &mut Xdp) -> FastPath {
     };
     match known {
         Some(flow) if flow.flags & flow_flags::ROUTED != 0 && plain.continues_flow() => {
-            counted(either(forward(xdp, &plain, flow)))
+            counted(either(forward(xdp, &plain, flow, false)))
         }
         None if !service::exists(&plain.tuple) => FastPath::Done(Outcome::OtherHook),
         known => stored(&plain, if known.is_some() { FastPath::HasFlow } else { FastPath::NoFlow }),
@@ -107,7 +107,8 @@ fn counted(outcome: Outcome) -> FastPath {
     FastPath::Counted
 }
 
-/// Decides about a packet that the fast path has not handled; `known` is the entry of its tuple, if there is one.
+/// Decides about a packet that the fast path has not handled; `known` is the entry of the packet's tuple, if there is
+/// such an entry.
 #[inline(always)]
 fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -> Result<Outcome, Outcome> {
     let earlier = known.is_some();
@@ -121,13 +122,13 @@ fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -
         let bypasses_vip = || conntrack::delete_if_bypassed(packet, flow);
         let is_new = || conntrack::check_new_connection(&xdp.context(), packet, flow);
         match relation(flow, false, bypasses_vip, is_new) {
-            Relation::Same => return Ok(forward_slow(xdp, packet)),
+            Relation::Same => return Ok(forward_slow(xdp, packet, false)),
             Relation::New => {}
             Relation::OtherHook | Relation::Foreign => return Err(Outcome::OtherHook),
         }
     }
     match new::new_flow(&xdp.context(), packet, earlier, Begin::OnlyRouted) {
-        FlowCreation::CreatedRouted => Ok(forward_slow(xdp, packet).of_first_packet()),
+        FlowCreation::CreatedRouted => Ok(forward_slow(xdp, packet, true).of_first_packet()),
         FlowCreation::Stateless => Ok(send_stateless(xdp, packet)),
         // tc decides about these packets: it creates all other flows, and sends rejections.
         FlowCreation::Created | FlowCreation::Reject => Err(Outcome::OtherHook),
@@ -135,13 +136,14 @@ fn slow_path(xdp: &mut Xdp, packet: &Packet, known: Option<&'static mut Flow>) -
     }
 }
 
-/// Forwards a packet of an existing flow. (A subprogram, to have a stack frame of its own.)
+/// Forwards a packet of an existing flow, or the packet that has begun it (`is_first`). (A subprogram, to have a stack
+/// frame of its own.)
 #[inline(never)]
-fn forward_slow(xdp: &mut Xdp, packet: &Packet) -> Outcome {
+fn forward_slow(xdp: &mut Xdp, packet: &Packet, is_first: bool) -> Outcome {
     outcome_of(|| {
         let flow = conntrack::lookup(&packet.tuple).ok_or(Outcome::ConntrackFull)?;
         conntrack::observe_answer(packet, flow);
-        forward(xdp, packet, flow)
+        forward(xdp, packet, flow, is_first)
     })
 }
 
@@ -150,7 +152,7 @@ fn forward_slow(xdp: &mut Xdp, packet: &Packet) -> Outcome {
 fn send_stateless(xdp: &mut Xdp, packet: &Packet) -> Outcome {
     outcome_of(|| {
         let flow = create::stateless()?;
-        let hop = find_exit(xdp, packet, flow, clock::now())?;
+        let hop = find_exit(xdp, packet, flow, clock::now(), false)?;
         Ok(tunnel::forward(xdp, packet, flow, hop).without_entry())
     })
 }
@@ -164,9 +166,9 @@ fn parse_routable(xdp: &Xdp, packet: &mut Packet) -> Result<(), Outcome> {
 
 /// Updates the flow of a packet, and rewrites the packet for its next hop.
 #[inline(always)]
-fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow) -> Result<Outcome, Outcome> {
+fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow, is_first: bool) -> Result<Outcome, Outcome> {
     let now = clock::now();
-    let hop = find_exit(xdp, packet, flow, now)?;
+    let hop = find_exit(xdp, packet, flow, now, is_first)?;
     if flow.is_tunnelled() {
         return Ok(tunnel::forward(xdp, packet, flow, hop));
     }
@@ -178,12 +180,26 @@ fn forward(xdp: &mut Xdp, packet: &Packet, flow: &mut Flow) -> Result<Outcome, O
 }
 
 /// The next hop of the packet, if its frame is for this node and frames may leave from XDP through the hop's device.
+///
+/// About once per second on each CPU, a packet to each next hop goes to tc instead, which sends it through the kernel's
+/// neighbour table: a route lookup alone would never make the kernel check that the neighbour is still reachable. This is
+/// never the first packet of a flow (`is_first`), which tc would count as a further one.
 #[inline(always)]
-fn find_exit(xdp: &mut Xdp, packet: &Packet, flow: &Flow, now: Tick) -> Result<&'static NextHop, Outcome> {
+fn find_exit(
+    xdp: &mut Xdp,
+    packet: &Packet,
+    flow: &Flow,
+    now: Tick,
+    is_first: bool,
+) -> Result<&'static NextHop, Outcome> {
     let context = xdp.context();
     let from = flow.routed_from(&packet.tuple);
     let hop = next_hop::find(&context, from, &flow.to, now).ok_or(Outcome::OtherHook)?;
     if !leaves_at_xdp(hop.flags, hop.device == context.device) || !link::is_to(xdp, &hop.entrance) {
+        return Err(Outcome::OtherHook);
+    }
+    if !is_first && hop.flags & next_hop_flags::REPEATED != 0 {
+        hop.flags &= !next_hop_flags::REPEATED;
         return Err(Outcome::OtherHook);
     }
     xdp.exit = hop.device;
