@@ -1,4 +1,4 @@
-//! The task that reports load balancers' addresses that no advertisement covers.
+//! The task that reports load balancer addresses that no advertisement covers.
 
 use std::{convert::Infallible, future, sync::Arc};
 
@@ -19,7 +19,7 @@ pub struct Coverage {
     pub layer_2: Option<watch::Receiver<Advertised>>,
     /// Pools and objects for BGP; `None` if this agent announces nothing by BGP.
     pub bgp: Option<watch::Receiver<Advertised>>,
-    /// The Services that have a load balancer's address.
+    /// The Services that have a load balancer address.
     pub holders: watch::Receiver<HolderMap>,
 }
 

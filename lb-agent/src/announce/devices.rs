@@ -44,8 +44,8 @@ impl<'a> Wires<'a> {
     }
 
     /// The devices on which to announce an address: those that `interfaces` names. With [`Interfaces::All`], those with
-    /// a network that contains the address; if no network contains it, all network cards and all devices with an
-    /// address (a bond or VLAN without an address may carry only other devices).
+    /// a network that contains the address; if no network contains it, all network cards, and all other devices that
+    /// have an address. (A bond or VLAN without an address is left out, because it may only carry other devices.)
     pub(super) fn places(&self, address: IpAddr, interfaces: &Interfaces) -> impl Iterator<Item = &Wire> {
         let in_network = move |link: &Link| {
             let networks =

@@ -22,8 +22,8 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Continues the announcement `known`, or begins a new one: if there is none, for a new right, for a new MAC
-    /// address, or when the hold-off after another machine's claim has ended.
+    /// Continues the announcement `known`. Begins a new announcement if `known` is `None`, for a new right, for a new
+    /// MAC address, or when the hold-off after another machine's claim has ended.
     pub(super) fn after(
         known: Option<Self>,
         mac: [u8; 6],

@@ -18,7 +18,7 @@ pub struct Kernel {
     /// Maps: the announcement records that the programs read, and the programs' counters of answers and conflicts.
     pub(super) maps: Announcements,
     /// The packet socket that sends announcements. [`Self::serve`] opens it for the first address, so an agent that
-    /// announces none does not need `CAP_NET_RAW`.
+    /// announces no address does not need `CAP_NET_RAW`.
     socket: Option<AnnounceSocket>,
     /// The failures of the last call of [`Self::serve`], as sentences.
     failures: Vec<String>,
@@ -55,7 +55,7 @@ impl Kernel {
         &self.failures
     }
 
-    /// Joins the groups of `places`, and leaves all others. Returns why some cannot be joined.
+    /// Joins the groups of `places`, and leaves all other groups. Returns why some groups cannot be joined.
     fn join_groups(&mut self, places: &BTreeMap<AnnounceKey, Wire>) -> Vec<String> {
         let Some(socket) = &mut self.socket else { return Vec::new() };
         let group = |key: &AnnounceKey| Some((key.device, frames::group(key.address.into())?));

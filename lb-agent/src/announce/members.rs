@@ -101,14 +101,14 @@ impl Key {
 }
 
 /// A random number for this run of the agent: the incarnation in a
-/// [`QuestionId`](lb_core::announce::freshness::QuestionId).
+/// [`RequestId`](lb_core::announce::freshness::RequestId).
 pub(super) fn incarnation() -> anyhow::Result<u64> {
     let random = rand::generate(&SystemRandom::new());
     let random = random.ok().context("cannot read random numbers of the kernel (getrandom)")?;
     Ok(u64::from_ne_bytes(random.expose()))
 }
 
-/// A message from one member to another. It names both, so a third member ignores a copy of it.
+/// A message from one member to another. It names both members, so a third member ignores a duplicate of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Message {
     pub(super) from: String,
@@ -129,7 +129,7 @@ mod tests {
     use std::{collections::BTreeSet, net::IpAddr};
 
     use lb_core::announce::{
-        freshness::QuestionId,
+        freshness::RequestId,
         lease::{Leases, Timing},
         voters::Voters,
     };
@@ -144,7 +144,7 @@ mod tests {
 
     fn message() -> Message {
         let body = Body::Ask(Ask {
-            id: QuestionId { incarnation: 3, number: 7 },
+            id: RequestId { incarnation: 3, number: 7 },
             echo: Some(5),
             wants: vec!["192.0.2.1".parse().unwrap()],
             leaves: Vec::new(),
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_and_answers_about_a_thousand_addresses_fit_into_packets() {
+    fn requests_and_answers_about_a_thousand_addresses_fit_into_packets() {
         let (ours, name) = (key("0123456789abcdef").unwrap(), "n".repeat(63));
         let names: BTreeSet<Arc<str>> =
             (0..100).map(|number| format!("{number:03}{}", "n".repeat(60)).into()).collect();
@@ -201,7 +201,7 @@ mod tests {
             IpAddr::V6([0x2001, 0xdb8, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xf000 + number].into())
         };
         asks.set_candidates((0..1_000).map(|number| (address(number), vec![Arc::from("a")])).collect(), 0);
-        // It wants a half of them, and declines the others.
+        // Member `a` requests half of the addresses, and declines the others.
         asks.set_unserved((500..1_000).map(address).collect());
         asks.set_devices(Some((0..11).map(|number| format!("enp{number:012}")).collect()));
         let from: Arc<str> = "a".into();
@@ -213,13 +213,13 @@ mod tests {
                 for answer in answers.asked(&from, &ask, 2) {
                     asks.answered(&"b".into(), &answer, 3);
                     kinds.insert((answer.challenge.is_some(), answer.voters.is_some()));
-                    // Answers of the greatest length: as if the voter had promised every address.
+                    // Answers of the maximum length: as if the voter had granted every address.
                     let grants = ask.wants.iter().filter(|_| answer.voters.is_none()).copied().collect();
                     fits(Body::Answer(Answer { grants, ..answer }));
                 }
             }
         }
-        assert_eq!(kinds.len(), 3, "a challenge, promises, and parts of the voters");
+        assert_eq!(kinds.len(), 3, "a challenge, grants, and parts of the voters");
         assert_eq!(asks.voters().generation, Voters::LAST);
     }
 

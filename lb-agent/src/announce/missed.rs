@@ -1,19 +1,21 @@
-//! The condition that this node misses so many voters that no address can get a majority.
+//! The condition that too many voters are missing: this node cannot get a majority for any address.
 
 use std::{sync::Arc, time::Duration};
 
 use lb_core::announce::lease::Nanos;
 
-/// How long the voters must be missed before this is a condition: a start and a change of the voters take less.
+/// How long too many voters must be missing before the agent reports this condition. A start, and a change of the
+/// voters, take less time.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Since when this node has missed too many voters; `None` while it misses none or few.
+/// Since when too many voters have been missing; `None` while enough voters answer.
 #[derive(Debug, Default)]
 pub(super) struct Missed(Option<Nanos>);
 
 impl Missed {
-    /// The condition at the time `now`, as a sentence. `missed` are the voters that this node misses, none if the others
-    /// are a majority; `voters` is the number of all. `of_cluster`: the voters are Nodes, so they can be replaced.
+    /// The condition at the time `now`, as a sentence. `missed`: the missing voters; empty if the other voters are a
+    /// majority. `voters`: the number of all voters. `of_cluster`: the voters are Nodes, so an administrator can
+    /// replace them.
     pub(super) fn update(
         &mut self,
         (missed, voters): (&[&Arc<str>], usize),

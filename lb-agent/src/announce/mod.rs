@@ -1,4 +1,4 @@
-//! The task that announces load balancers' addresses at layer 2.
+//! The task that announces the addresses of Services of type LoadBalancer at layer 2.
 //!
 //! ```text
 //! source ──Advertised──▶ announcer ──records──▶ ANNOUNCED, programs on devices
@@ -77,7 +77,7 @@ const TICK: Duration = Duration::from_millis(200);
 const FAREWELLS: u32 = 3;
 const BETWEEN_FAREWELLS: Duration = Duration::from_millis(20);
 
-/// The Services that have a load balancer's address, by name.
+/// The Services that have a load balancer address, by name.
 pub type HolderMap = Arc<BTreeMap<ObjectName, Holder>>;
 
 /// The channels from which the announcer reads its inputs.
@@ -87,19 +87,19 @@ pub struct Sources {
     pub advertised: watch::Receiver<Advertised>,
     /// The Nodes and voters of the cluster, used if the members are its Nodes.
     pub cluster: watch::Receiver<Cluster>,
-    /// The Services that have a load balancer's address, by name.
+    /// The Services that have a load balancer address, by name.
     pub holders: watch::Receiver<HolderMap>,
     /// Links and addresses of this node.
     pub network: watch::Receiver<Network>,
     /// Whether the Services are in the kernel: at least one synchronisation has completed.
     pub synchronised: watch::Receiver<bool>,
-    /// Whether all objects have been read.
+    /// Which part of the objects the agent has read and written to the kernel.
     pub complete: watch::Receiver<Completeness>,
     /// Becomes true when the agent stops. The announcer drops this receiver after it has handed over its addresses.
     pub stop: watch::Receiver<bool>,
 }
 
-/// The task that announces load balancers' addresses at layer 2.
+/// The task that announces load balancer addresses at layer 2.
 #[derive(Debug)]
 pub struct Announcer {
     node: Arc<str>,
@@ -112,8 +112,8 @@ pub struct Announcer {
     state: Arc<State>,
     metrics: Arc<Metrics>,
     candidacies: Vec<Candidacy>,
-    /// Without members: what an earlier agent has announced for Services that this agent has not read. These stay until
-    /// it has read all objects, because the kernel still serves them.
+    /// Without members: the announcements of an earlier agent for Services that this agent has not read. These
+    /// announcements stay until this agent has read all objects, because the kernel still serves these Services.
     adopted: BTreeSet<AnnounceKey>,
     /// Names of the devices on which this node can announce addresses.
     wires: Vec<String>,
@@ -131,8 +131,8 @@ pub struct Announcer {
     held: BTreeMap<AnnounceKey, Held>,
     /// Time of the last logged conflict per address and device, so that each conflict is logged once.
     logged: BTreeMap<AnnounceKey, Nanos>,
-    /// Whether the kernel may hold programs and records of announcements: this agent's or, until its first update,
-    /// those of an earlier agent.
+    /// Whether the kernel may hold programs and records of announcements: those of this agent or, until the first
+    /// update of this agent, those of an earlier agent.
     in_use: bool,
     /// Whether a synchronisation has completed since this agent started. Until then, programs that an earlier agent
     /// attached stay.
@@ -249,13 +249,13 @@ impl Announcer {
     /// answering for the addresses, because the Services stay in the kernel.
     async fn retire(&mut self) {
         let Some(peers) = &mut self.peers else { return };
-        let questions = peers.leases().retire(Announcements::now());
+        let requests = peers.leases().retire(Announcements::now());
         if !self.apply() {
             return;
         }
         for _ in 0..FAREWELLS {
             if let Some(peers) = &self.peers {
-                peers.send(&questions);
+                peers.send(&requests);
             }
             time::sleep(BETWEEN_FAREWELLS).await;
         }
@@ -300,9 +300,9 @@ impl Announcer {
         self.report_bound();
     }
 
-    /// Determines for which addresses this node does not ask the other members: those that its kernel does not serve,
-    /// and those for which no device could get the program. (An address whose device has just gone down stays, because
-    /// the device may come back.)
+    /// Determines for which addresses this node does not ask the other members: addresses that the kernel of this node
+    /// does not serve, and addresses for which the program could be attached to no device. (This function does not
+    /// decline an address whose device has just gone down, because the device may come back.)
     fn decline(&mut self) {
         let Some(peers) = &mut self.peers else { return };
         let (places, broken) = (&self.places, &self.broken);
@@ -315,7 +315,8 @@ impl Announcer {
         peers.leases().set_unserved(unserved.collect());
     }
 
-    /// Reports announced addresses that a device of this node has, and logs those that the last report did not have.
+    /// Reports announced addresses that a device of this node has, and logs the addresses that were not in the last
+    /// report.
     fn report_bound(&mut self) {
         let pool = |candidacy: &Candidacy| (candidacy.address, Arc::clone(&candidacy.pool));
         let announced = self.candidacies.iter().map(pool).collect();
@@ -348,18 +349,18 @@ impl Announcer {
         mine.flat_map(of).chain(adopted).collect()
     }
 
-    /// Sends questions to the other members, and proposes voters. Updates the records first, so that this node no
-    /// longer answers for addresses that it gives back.
+    /// Sends requests to the other members, and proposes voters. Updates the records first, so that this node no longer
+    /// answers for addresses that it gives back.
     fn tick(&mut self) {
         if self.devices(Announcements::now()) != self.devices {
             self.elect();
         }
-        let questions = self.peers.as_mut().map(|peers| peers.tick(Announcements::now()));
+        let requests = self.peers.as_mut().map(|peers| peers.tick(Announcements::now()));
         if !self.apply() {
             return;
         }
-        if let (Some(peers), Some(questions)) = (&self.peers, questions) {
-            peers.send(&questions);
+        if let (Some(peers), Some(requests)) = (&self.peers, requests) {
+            peers.send(&requests);
         }
         self.propose();
         self.report_conditions();

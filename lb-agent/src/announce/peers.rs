@@ -1,4 +1,4 @@
-//! The exchange of questions and answers with the other members (nodes that share addresses), over UDP.
+//! The exchange of requests and answers with the other members (nodes that share addresses), over UDP.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +29,7 @@ use super::{
     missed::Missed,
 };
 
-/// Bytes of the longest message that a member can receive.
+/// Maximum size of a message that a member can receive, in bytes.
 const LONGEST: usize = 2_048;
 /// Size of the socket's receive buffer in bytes. The answers of 100 members about 1,000 addresses are 3,000 messages,
 /// which arrive at once, and the kernel counts some 2 KiB for each message.
@@ -42,8 +42,8 @@ pub(super) struct Peers {
     key: Key,
     /// UDP port of all members if these are the Nodes of the cluster; `None` if they are configured.
     port: Option<u16>,
-    /// UDP addresses at which this member receives messages, at most one of each family; none while those of its Node
-    /// are unknown.
+    /// UDP addresses at which this member receives messages, at most one of each family; empty while the addresses of
+    /// this member's Node are unknown.
     own: Vec<SocketAddr>,
     /// The UDP sockets, by the address in `own` to which each is bound.
     sockets: BTreeMap<SocketAddr, net::UdpSocket>,
@@ -143,7 +143,7 @@ impl Peers {
         self.port.map(ballot)
     }
 
-    /// The condition that this node misses too many voters; `None` also before its addresses are known.
+    /// The condition that too many voters are missing; `None` also before the addresses of this node are known.
     pub(super) fn missed(&self, missed: &mut Missed, now: Nanos) -> Option<String> {
         let names = if self.is_active() { self.leases.missed_voters(now) } else { Vec::new() };
         missed.update((&names, self.leases.voters().names.len()), self.port.is_some(), now)
@@ -163,7 +163,7 @@ impl Peers {
         self.leases.owner(address, now)
     }
 
-    /// Opens sockets if necessary, and returns the questions that are due.
+    /// Opens sockets if necessary, and returns the requests that are due.
     pub(super) fn tick(&mut self, now: Nanos) -> Vec<Ask> {
         let failure = self.bind().err().map(|error| format!("{error:#}"));
         if let Some(why) = failure.as_ref().filter(|_| failure != self.failure) {
@@ -173,12 +173,13 @@ impl Peers {
         self.leases.tick(now)
     }
 
-    /// Sends questions to all other members. The next tick repeats lost requests for addresses. An address that this
-    /// member gives back is named only once: if that question is lost, the voter's promise expires.
-    pub(super) fn send(&self, questions: &[Ask]) {
+    /// Sends requests to all other members. If a message is lost, the next tick requests its addresses again. But an
+    /// address that this member gives back is in the messages of only one tick: if the message to a voter is lost, the
+    /// grant of that voter ends only when it expires.
+    pub(super) fn send(&self, requests: &[Ask]) {
         for name in self.others.keys() {
-            for question in questions {
-                self.send_to(name, Body::Ask(self.leases.addressed(question, name)));
+            for request in requests {
+                self.send_to(name, Body::Ask(self.leases.addressed(request, name)));
             }
         }
     }
@@ -191,7 +192,7 @@ impl Peers {
         }
     }
 
-    /// The first address of another member that has the family of a socket of this member, and that socket.
+    /// The first address of another member for which this member has a socket of the same family, and that socket.
     fn way_to(&self, member: &str) -> Option<(&net::UdpSocket, SocketAddr)> {
         self.others.get(member)?.iter().find_map(|address| {
             let (_, socket) = self.sockets.iter().find(|(own, _)| own.is_ipv4() == address.is_ipv4())?;
@@ -253,7 +254,8 @@ fn open(address: SocketAddr) -> anyhow::Result<net::UdpSocket> {
     let socket = UdpSocket::bind(address)
         .with_context(|| format!("cannot receive messages of other members at {address} (UDP)"))?;
     socket.set_nonblocking(true)?;
-    // Needs CAP_NET_ADMIN, as most of the agent does. With a smaller buffer answers may get lost, and members ask again.
+    // Needs CAP_NET_ADMIN, as most of the agent does. With a smaller buffer answers may get lost, and members ask
+    // again.
     if let Err(error) = sockopt::set_socket_recv_buffer_size_force(&socket, WAITING) {
         debug!("cannot enlarge the receive buffer for messages of members: {error}");
     }
@@ -268,8 +270,8 @@ mod tests {
 
     use super::*;
 
-    /// Each Node lists another family first. An address that this machine does not have gets no socket, so the test needs
-    /// no IPv6.
+    /// Each Node lists another family first. An address that this machine does not have gets no socket, so the test
+    /// needs no IPv6.
     #[tokio::test]
     async fn nodes_exchange_messages_in_a_family_that_both_have() {
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -35,7 +35,7 @@ impl fmt::Display for AnnouncedBy {
     }
 }
 
-/// A load balancer's address that a node announces or should announce, as `announce list` shows it. An address that is
+/// A load balancer address that a node announces or should announce, as `announce list` shows it. An address that is
 /// announced both at layer 2 and by BGP has two reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -58,7 +58,7 @@ pub struct AnnouncementReport {
     pub node: Option<String>,
     /// By BGP: whether a route to the address is in the table of the BGP daemon. At layer 2: whether this node answers
     /// ARP requests and neighbour solicitations for the address now. False during the hold-off after another machine
-    /// claimed the address on any interface, although this node still answers on the others.
+    /// claimed the address on any interface, although this node still answers on the other interfaces.
     pub here: bool,
     /// At layer 2: the interfaces on which this node announces the address, or would if it had the right to. Empty by
     /// BGP.

@@ -38,7 +38,7 @@ impl Advertisement {
     ///
     /// # Errors
     ///
-    /// The first invalid field, or one that is not supported.
+    /// The first field that is invalid or not supported.
     pub fn new(advertisement: &api::L2Advertisement) -> Result<Self, ConvertError> {
         let name = object_name("L2Advertisement", &advertisement.metadata)?;
         let object = Object::new("L2Advertisement", &name);
@@ -63,7 +63,8 @@ impl Advertisement {
         Ok(Self { scope, interfaces, name })
     }
 
-    /// Whether the advertisement covers the pool: it names or selects it, or has neither pool names nor pool selectors.
+    /// Whether the advertisement covers the pool: it names the pool, selects the pool by a label selector, or has
+    /// neither pool names nor pool selectors.
     pub fn covers(&self, pool: &Pool) -> bool {
         self.scope.covers(pool)
     }
@@ -104,7 +105,7 @@ impl Advertised {
     }
 }
 
-/// The labels of a node without a Node object: only `kubernetes.io/hostname`, with its name.
+/// The labels of a node without a Node object: only `kubernetes.io/hostname`, with the node's name.
 pub fn labels_of(node: &Arc<str>) -> Labels {
     Labels::from([("kubernetes.io/hostname".to_owned(), node.to_string())])
 }

@@ -28,8 +28,8 @@ pub struct Member {
     /// Node has none.
     pub addresses: Vec<IpAddr>,
     /// Whether the node may announce addresses. A node that has the label `exclude-from-external-load-balancers`, is
-    /// being deleted, or has no network may not announce, but still votes. A cordoned or tainted node may, as in
-    /// MetalLB.
+    /// being deleted, or has no network may not announce, but still votes. A cordoned or tainted node may announce, as
+    /// in MetalLB.
     pub may_announce: bool,
 }
 
@@ -39,7 +39,7 @@ impl Member {
         Self { labels: labels_of(name), addresses: Vec::new(), may_announce: true }
     }
 
-    /// Makes a member of a Node, which has these addresses.
+    /// Creates the member for a Node that has these addresses.
     pub fn new(node: &api::Node, addresses: Vec<IpAddr>) -> Self {
         let mut conditions = node.status.conditions.iter().flatten();
         let has_network =

@@ -13,8 +13,8 @@ use crate::{listing::first_few, load_balancer::Pool, model::ObjectName};
 /// Maximum number of addresses that the text of an [`Uncovered`] names.
 const NAMED: usize = 5;
 
-/// The objects that decide what this agent announces at layer 2, and those for BGP; `None` for a protocol by which it
-/// announces nothing. The agent may have read the two at different times.
+/// The objects that decide what this agent announces at layer 2, and those for BGP; `None` for a protocol by which the
+/// agent announces nothing. The agent may have read the objects of one protocol later than those of the other.
 #[derive(Clone, Copy, Debug)]
 pub struct Protocols<'a> {
     /// The pools and the advertisements at layer 2.
@@ -23,8 +23,8 @@ pub struct Protocols<'a> {
     pub bgp: Option<&'a Advertised>,
 }
 
-/// A pool that no advertisement covers, with its addresses that Services have; or such addresses that an agent gave and
-/// that are in no pool any more.
+/// A pool that no advertisement covers, with the addresses of the pool that Services have. Or, without a pool, the
+/// addresses that an agent gave to Services and that are in no pool any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uncovered {
     /// Name of the pool; `None` for addresses in no pool.
@@ -35,9 +35,9 @@ pub struct Uncovered {
     missing: &'static str,
 }
 
-/// The pools that no advertisement covers, with their addresses that Services have, and the addresses in no pool that an
-/// agent gave. Empty if there are no advertisements, because then nothing shall be announced. Leaves out addresses in no
-/// pool that other software may have given. Also leaves out pools that the agent has not read yet for one of the
+/// The pools that no advertisement covers, with their addresses that Services have, and the addresses in no pool that
+/// an agent gave. Empty if there are no advertisements, because then nothing shall be announced. Leaves out addresses
+/// in no pool that other software may have given. Also leaves out pools that the agent has not read yet for one of the
 /// protocols.
 pub fn uncovered(protocols: Protocols<'_>, holders: &BTreeMap<ObjectName, Holder>) -> Vec<Uncovered> {
     if !protocols.advertise() {
@@ -115,7 +115,8 @@ fn uncovered_pool<'a>(known: &[Known<'a>], address: IpAddr) -> Option<&'a Arc<st
     pool
 }
 
-/// Whether no protocol knows a pool that contains the address. (A protocol that has advertisements has all pools.)
+/// Whether no protocol knows a pool that contains the address. (If the agent has read the advertisements of a protocol,
+/// it has also read all pools for that protocol.)
 fn is_in_no_pool(known: &[Known<'_>], address: IpAddr) -> bool {
     known.iter().all(|Known { advertised, .. }| advertised.index_of(address).is_none())
 }

@@ -1,4 +1,4 @@
-//! The devices that a node reports to the other members as those on which it can announce.
+//! The devices on which a node can announce, as it reports them to the other members.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,8 @@ const PATIENCE: Nanos = 5_000_000_000;
 pub struct LastingDevices(BTreeMap<String, Nanos>);
 
 impl LastingDevices {
-    /// Records the devices that the node has at `now`; returns them and those that it had less than 5 s ago.
+    /// Records the devices that the node has at `now`; returns these devices and the devices that the node had less
+    /// than 5 s ago.
     pub fn update<'a>(&mut self, present: impl IntoIterator<Item = &'a str>, now: Nanos) -> BTreeSet<String> {
         self.0.extend(present.into_iter().map(|name| (name.to_owned(), now)));
         self.0.retain(|_, seen| now.saturating_sub(*seen) < PATIENCE);

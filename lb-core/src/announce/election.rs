@@ -25,12 +25,12 @@ pub struct Candidacy {
     pub address: IpAddr,
     /// Name of the pool that contains the address.
     pub pool: Arc<str>,
-    /// The Services that have the address, and an endpoint of its family that may get new flows.
+    /// The Services that have the address, and an endpoint of the address's family that may get new flows.
     pub services: Vec<ObjectName>,
     /// The L2Advertisements that cover the pool.
     pub advertisements: Vec<ObjectName>,
     /// The nodes that may announce the address, the best first; perhaps none. The first of them that is alive and
-    /// serves the address asks for the right to announce it.
+    /// serves the address requests the right to announce it.
     pub nodes: Vec<Arc<str>>,
     /// Whether this node's kernel leads external clients of one of the Services to endpoints. If not, the node must not
     /// announce the address, as it would drop the packets.

@@ -13,7 +13,7 @@ use super::lease::Nanos;
 pub(super) struct Evidence {
     /// Names of the voters, in ascending order. The elements of each list in `times` are in the same order.
     voters: Vec<Arc<str>>,
-    /// For each address and voter: when the candidate sent the latest question that the voter has granted.
+    /// For each address and voter: when the candidate sent the latest request that the voter has granted.
     times: BTreeMap<IpAddr, Vec<Option<Nanos>>>,
 }
 
@@ -34,7 +34,7 @@ impl Evidence {
         self.voters.binary_search(name).ok()
     }
 
-    /// Adds the grant of the voter with this index to a question that the candidate sent at the time `sent`.
+    /// Adds the grant of the voter with this index to a request that the candidate sent at the time `sent`.
     pub(super) fn add(&mut self, address: IpAddr, voter: usize, sent: Nanos) {
         let times = self.times.entry(address).or_insert_with(|| vec![None; self.voters.len()]);
         if let Some(time) = times.get_mut(voter) {
@@ -42,8 +42,8 @@ impl Evidence {
         }
     }
 
-    /// The latest time such that at least `quorum` voters have granted a question sent at that time or later; `None` if
-    /// fewer voters have granted a question.
+    /// The latest time such that at least `quorum` voters have granted a request sent at that time or later; `None` if
+    /// fewer voters have granted a request.
     pub(super) fn since(&self, address: IpAddr, quorum: usize) -> Option<Nanos> {
         let mut times = self.times.get(&address)?.clone();
         let rank = times.len().checked_sub(quorum)?;
@@ -78,7 +78,7 @@ mod tests {
         for (voter, sent, of_two, of_three) in [
             (0, 5, None, None),
             (1, 9, Some(5), None),
-            // A late answer to an earlier question changes nothing.
+            // A late answer to an earlier request changes nothing.
             (1, 3, Some(5), None),
             (2, 7, Some(7), Some(5)),
             (0, 8, Some(8), Some(7)),

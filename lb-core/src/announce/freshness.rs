@@ -1,24 +1,24 @@
-//! Distinguishes a new question from a copy of an earlier one, which an attacker without the key may have recorded.
+//! Distinguishes a new request from a duplicate of an earlier one, which an attacker without the key may have recorded.
 //!
-//! A question has a random number that its sender chose at its start (its *incarnation*), and a number that grows with
-//! each question since then. A receiver accepts a question of the incarnation that it knows if the question's number is
-//! greater than those of all earlier questions. It accepts another incarnation only if the question echoes the
-//! receiver's *challenge*. The receiver gives the challenge in an answer, and replaces it as soon as a question has
-//! echoed it. So the receiver accepts no question from before its own start, and none of an incarnation that it has
-//! since replaced by another.
+//! A request has a random number that its sender chose at its start (its *incarnation*), and a number that grows with
+//! each request since then. A receiver accepts a request of the incarnation that it knows if the request's number is
+//! greater than those of all earlier requests. It accepts another incarnation only if the request echoes the receiver's
+//! *challenge*. The receiver gives the challenge in an answer, and replaces it as soon as a request has echoed it. So
+//! the receiver accepts no request from before its own start, and none of an incarnation that it has since replaced by
+//! another.
 
 use serde::{Deserialize, Serialize};
 
-/// Identifies a question among all questions that a member has ever sent, including those before its last start.
+/// Identifies a request among all requests that a member has ever sent, including those before its last start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QuestionId {
+pub struct RequestId {
     /// A random number that the member chose at its start.
     pub incarnation: u64,
-    /// A number that grows with each question since the start.
+    /// A number that grows with each request since the start.
     pub number: u64,
 }
 
-/// A number that a member must echo before another member accepts questions of its incarnation.
+/// A number that a member must echo before another member accepts requests of its incarnation.
 pub type Challenge = u64;
 
 /// Generates challenges, none of them twice.
@@ -38,23 +38,23 @@ impl Challenges {
     }
 }
 
-/// What a member knows about the questions of one other member.
+/// What a member knows about the requests of one other member.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Freshness {
-    /// The last question that this member accepted.
-    last: Option<QuestionId>,
+    /// The last request that this member accepted.
+    last: Option<RequestId>,
     /// The challenge that the next incarnation of the other member must echo.
     pub(super) challenge: Challenge,
 }
 
-/// Whether a question is new, or a copy of an earlier one.
+/// Whether a request is new, or a duplicate of an earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Novelty {
-    /// The question is new.
+    /// The request is new.
     New,
-    /// The question is a copy, or a later question has overtaken it.
+    /// The request is a duplicate, or a later request has overtaken it.
     Old,
-    /// The question is from an unknown incarnation, whose member must echo the challenge first.
+    /// The request is from an unknown incarnation, whose member must echo the challenge first.
     Unknown,
 }
 
@@ -63,10 +63,10 @@ impl Freshness {
         Self { last: None, challenge: challenges.give() }
     }
 
-    /// Decides whether a question is new; a new one becomes the last accepted one.
+    /// Decides whether a request is new; a new request becomes the last accepted request.
     pub(super) fn judge(
         &mut self,
-        id: QuestionId,
+        id: RequestId,
         echo: Option<Challenge>,
         challenges: &mut Challenges,
     ) -> Novelty {
@@ -89,11 +89,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_of_no_question_are_accepted() {
+    fn duplicates_of_requests_are_ignored() {
         let mut challenges = Challenges::new(77);
         let mut known = Freshness::new(&mut challenges);
         let mut judge = |incarnation, number, echo| {
-            let verdict = known.judge(QuestionId { incarnation, number }, echo, &mut challenges);
+            let verdict = known.judge(RequestId { incarnation, number }, echo, &mut challenges);
             (verdict, known.challenge)
         };
         let (verdict, first) = judge(1, 1, None);
@@ -108,7 +108,7 @@ mod tests {
             (2, 1, None, Novelty::Unknown),
             (2, 1, Some(first), Novelty::Unknown),
             (2, 1, Some(second), Novelty::New),
-            // The first incarnation is over: its questions are no longer accepted.
+            // The first incarnation is over: its requests are no longer accepted.
             (1, 4, Some(first), Novelty::Unknown),
             (1, 4, Some(second), Novelty::Unknown),
         ] {
@@ -121,7 +121,7 @@ mod tests {
         let first = Freshness::new(&mut Challenges::new(77)).challenge;
         let mut challenges = Challenges::new(1 << 40);
         let mut known = Freshness::new(&mut challenges);
-        let copy = known.judge(QuestionId { incarnation: 1, number: 9 }, Some(first), &mut challenges);
+        let copy = known.judge(RequestId { incarnation: 1, number: 9 }, Some(first), &mut challenges);
         assert_eq!(copy, Novelty::Unknown);
     }
 }

@@ -18,15 +18,16 @@ use crate::{
 pub struct Holder {
     /// The load balancers' addresses of the Service.
     pub addresses: Vec<IpAddr>,
-    /// Those of `addresses` that an agent gave; other software gave the others.
+    /// The elements of `addresses` that an agent gave; other software gave the rest.
     pub given: BTreeSet<IpAddr>,
     /// The families in which the Service has an endpoint, on any node, that may get new flows.
     pub served: Families,
     /// Under `externalTrafficPolicy: Local`, the nodes with an endpoint that may get new flows, for IPv4 and for IPv6:
     /// only these nodes may announce addresses of the family. `None` under `Cluster`, where all nodes may.
     pub nodes: Option<[BTreeSet<Arc<str>>; 2]>,
-    /// The addresses at which this node's kernel leads external clients to endpoints. Those without endpoints are
-    /// missing; others may be missing if the Service waits for room in a map, or if the kernel has refused its update.
+    /// The addresses at which this node's kernel leads external clients to endpoints. Addresses without endpoints are
+    /// missing. Other addresses may be missing if the Service waits for room in a map, or if the kernel has refused an
+    /// update of the Service.
     pub here: BTreeSet<IpAddr>,
 }
 

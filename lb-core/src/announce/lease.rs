@@ -2,18 +2,18 @@
 //! [voters](super::voters) grants.
 //!
 //! Each member is a candidate for the addresses that it should announce. Most members are also voters, and each voter
-//! votes on all addresses. It promises an address to one candidate at a time, for [`Timing::promise`] from when the
-//! question *arrived*. The candidate's right lasts for [`Timing::right`], which is shorter, from when it *sent* the
-//! question. So the right ends, on the candidate's own clock and without any message, before a voter may promise the
-//! address to another candidate. A voter that has just started does not know its earlier promises, so it promises
-//! nothing for [`Timing::promise`]. Any two majorities share a voter, so at most one member has the right. (Two members
+//! votes on all addresses. A voter grants an address to one candidate at a time, for [`Timing::grant`] from when the
+//! request *arrived*. The candidate's right lasts for [`Timing::right`], which is shorter, from when the candidate
+//! *sent* the request. So the right ends, on the candidate's own clock and without any message, before a voter may
+//! grant the address to another candidate. A voter that has just started does not know its earlier grants, so it grants
+//! nothing for [`Timing::grant`]. Any two majorities share a voter, so at most one member has the right. (Two members
 //! under [`Prefer::Availability`] are the exception.)
 //!
 //! The protocol needs clocks that never stop and whose rates differ by less than [`Timing`]'s margin. A virtual machine
 //! that was paused wakes up with a right that has expired for all other members; it loses that right when it receives
 //! the new owner's announcement (`lb_ebpf::rules::announce`).
 //!
-//! A member's view of which other members are alive determines only whether it asks for an address, and which voters it
+//! A member's view of which other members are alive determines only whether it requests an address, and which voters it
 //! proposes. A wrong view delays a takeover, but never gives two members the right (apart from the exception above).
 
 use std::{
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     evidence::Evidence,
-    freshness::{Challenge, Challenges, Freshness, Novelty, QuestionId},
+    freshness::{Challenge, Challenges, Freshness, Novelty, RequestId},
     voters::{Part, Parts, Voters, chunks},
 };
 
@@ -38,13 +38,13 @@ const MILLISECOND: Nanos = 1_000_000;
 /// The intervals of the protocol, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// Maximum interval at which a member sends its questions; a change makes it send them sooner.
+    /// Maximum interval at which a member sends its requests; a change makes the member send its requests sooner.
     pub interval: Nanos,
-    /// How long a right lasts, counted from when the candidate sent the question that a majority has granted.
+    /// How long a right lasts, counted from when the candidate sent the request that a majority has granted.
     pub right: Nanos,
-    /// How long a voter keeps a promise.
-    pub promise: Nanos,
-    /// How long a member counts as alive after its last question.
+    /// How long a voter's grant lasts, counted from when the request arrived.
+    pub grant: Nanos,
+    /// How long a member counts as alive after its last request.
     pub silence: Nanos,
     /// How long a better member must have been alive before the owner of an address yields to it. Also how long a voter
     /// gives each live voter before it, in the order of names, to propose a change of the voters.
@@ -52,12 +52,12 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// The right of a node ends 300 ms before the promises that it is based on. This covers clocks of which one runs
-    /// 1 % faster than the other, and delays of the agent.
+    /// The right of a node ends 300 ms before the grants that it is based on. This covers clocks of which one runs 1 %
+    /// faster than the other, and delays of the agent.
     pub const DEFAULT: Self = Self {
         interval: 200 * MILLISECOND,
         right: 900 * MILLISECOND,
-        promise: 1_200 * MILLISECOND,
+        grant: 1_200 * MILLISECOND,
         silence: 700 * MILLISECOND,
         settle: 5_000 * MILLISECOND,
     };
@@ -74,12 +74,12 @@ pub enum Prefer {
     Single,
 }
 
-/// A question of a candidate to a voter. (Messages carry field names, so that agents of different versions understand
+/// A request of a candidate to a voter. (Messages carry field names, so that agents of different versions understand
 /// each other.)
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ask {
-    /// The id of the question.
-    pub id: QuestionId,
+    /// The id of the request.
+    pub id: RequestId,
     /// The last challenge that the candidate has received from the voter.
     #[serde(default)]
     pub echo: Option<Challenge>,
@@ -88,33 +88,34 @@ pub struct Ask {
     /// Addresses that the candidate gives back.
     pub leaves: Vec<IpAddr>,
     /// Addresses for which the candidate is the best one alive, but that its data plane does not serve. Until the
-    /// candidate stops declining them, the next best one asks for them. Older agents wait for the candidate.
+    /// candidate stops declining them, the next best candidate requests them. Agents of older versions wait for the
+    /// candidate that declines.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub declines: Vec<IpAddr>,
     /// [`Voters::generation`] of the voters that the candidate knows.
     #[serde(default)]
     pub generation: u64,
-    /// Whether the candidate is stopping and has given back all addresses, so that others take them over without
-    /// waiting for [`Timing::silence`].
+    /// Whether the candidate is stopping and has given back all addresses, so that other members take the addresses
+    /// over without waiting for [`Timing::silence`].
     #[serde(default)]
     pub retires: bool,
-    /// The devices on which the candidate can announce, as far as advertisements name them; `None` if the question
+    /// The devices on which the candidate can announce, as far as advertisements name them; `None` if the request
     /// leaves them out.
     #[serde(default)]
     pub devices: Option<BTreeSet<String>>,
 }
 
-/// The answer of a voter to a question.
+/// The answer of a voter to a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// [`Ask::id`] of the question, so that the candidate ignores a copy of an earlier answer.
-    pub id: QuestionId,
-    /// The addresses that the voter promises to the candidate.
+    /// [`Ask::id`] of the request, so that the candidate ignores a duplicate of an earlier answer.
+    pub id: RequestId,
+    /// The addresses that the voter grants to the candidate.
     pub grants: Vec<IpAddr>,
-    /// The challenge, if the voter has not processed the question: the candidate must echo it in its next question.
+    /// The challenge, if the voter has not processed the request: the candidate must echo it in its next request.
     #[serde(default)]
     pub challenge: Option<Challenge>,
-    /// Some of the voters, if the candidate knows only those of an older generation.
+    /// Some of the voters, if the candidate knows only voters of an older generation.
     #[serde(default)]
     pub voters: Option<Part>,
 }
@@ -128,7 +129,7 @@ pub struct Right {
     pub deadline: Nanos,
 }
 
-/// Maximum length in bytes of the list of devices in a question; a longer list is left out.
+/// Maximum length in bytes of the list of devices in a request; a longer list is left out.
 const DEVICES: usize = 200;
 
 /// The state of one member in the election protocol.
@@ -147,23 +148,24 @@ pub struct Leases {
     /// The nodes that may announce each address, best first.
     candidates: BTreeMap<IpAddr, Vec<Arc<str>>>,
     /// When this member learned the candidates; `None` if it has just started and knows none. Until then it sends no
-    /// questions, because it could not announce what it is the best candidate for.
+    /// requests: other members would count it as alive and wait for it, although it could not announce any address.
     asks_since: Option<Nanos>,
     /// The addresses that the data plane of this member does not serve.
     unserved: BTreeSet<IpAddr>,
-    /// For each address, the better candidate that this member waits for, and since when that one has not asked for it.
+    /// For each address, the better candidate that this member waits for, and since when that candidate has not
+    /// requested the address.
     awaited: BTreeMap<IpAddr, (Arc<str>, Nanos)>,
-    /// Until this time this member grants nothing, since it may have made promises before its start.
+    /// Until this time this member grants nothing, since it may have granted addresses before its start.
     mute_until: Nanos,
-    promises: BTreeMap<IpAddr, Promise>,
-    /// Id of the last question that this member sent.
-    id: QuestionId,
+    grants: BTreeMap<IpAddr, Grant>,
+    /// Id of the last request that this member sent.
+    id: RequestId,
     challenges: Challenges,
-    /// [`QuestionId::number`] of each recent question, with the time at which this member sent it.
+    /// [`RequestId::number`] of each recent request, with the time at which this member sent it.
     sent: VecDeque<(u64, Nanos)>,
     evidence: Evidence,
     rights: BTreeMap<IpAddr, Right>,
-    /// Whether this member is stopping, and no longer asks for addresses.
+    /// Whether this member is stopping, and no longer requests addresses.
     retired: bool,
     /// The devices of this member, as in [`Ask::devices`].
     devices: Option<BTreeSet<String>>,
@@ -173,7 +175,7 @@ pub struct Leases {
 
 #[derive(Clone, Debug)]
 struct Peer {
-    /// When this member last accepted a question from the peer; `None` if it never did.
+    /// When this member last accepted a request from the peer; `None` if it never did.
     heard: Option<Nanos>,
     freshness: Freshness,
     /// The last challenge that the peer has given to this member.
@@ -187,14 +189,14 @@ struct Peer {
     /// The last list of devices that the peer has sent ([`Ask::devices`]); `None` if it has sent none.
     devices: Option<BTreeSet<String>>,
     /// The addresses that the peer has declined ([`Ask::declines`]) within [`Timing::settle`], each with the time at
-    /// which this member last received that.
+    /// which the peer last reported that to this member.
     declined: BTreeMap<IpAddr, Nanos>,
-    /// The addresses that this member has waited for the peer to ask for, in vain: see [`Leases::pass_over`].
+    /// The addresses for which this member has waited in vain for a request of the peer: see [`Leases::pass_over`].
     passed_over: BTreeSet<IpAddr>,
 }
 
 #[derive(Clone, Debug)]
-struct Promise {
+struct Grant {
     to: Arc<str>,
     until: Nanos,
 }
@@ -241,9 +243,9 @@ impl Leases {
             asks_since: None,
             unserved: BTreeSet::new(),
             awaited: BTreeMap::new(),
-            mute_until: now + timing.promise,
-            promises: BTreeMap::new(),
-            id: QuestionId { incarnation, number: 0 },
+            mute_until: now + timing.grant,
+            grants: BTreeMap::new(),
+            id: RequestId { incarnation, number: 0 },
             challenges: Challenges::new(incarnation),
             sent: VecDeque::new(),
             evidence: Evidence::default(),
@@ -262,8 +264,8 @@ impl Leases {
         &self.voters
     }
 
-    /// Replaces the voters by those of a newer generation; ignores an older generation, the same one, and one above
-    /// [`Voters::LAST`].
+    /// Replaces the voters by those of a newer generation; ignores the same generation, an older generation, and a
+    /// generation above [`Voters::LAST`].
     pub fn set_voters(&mut self, voters: Voters, now: Nanos) {
         if voters.generation > self.voters.generation && voters.generation <= Voters::LAST {
             self.evidence.set_voters(&voters.names);
@@ -282,11 +284,11 @@ impl Leases {
         self.others = others.collect();
     }
 
-    /// Whether a quorum of the voters has known the present voters for longer than a promise lasts. The promises of
-    /// this quorum to members that know only older voters have then ended.
+    /// Whether a quorum of the voters has known the present voters for longer than a grant lasts. The grants of this
+    /// quorum to members that know only older voters have then ended.
     pub fn may_change(&self, now: Nanos) -> bool {
-        let Timing { promise, right, .. } = self.timing;
-        let settled = |since: Nanos| now.saturating_sub(since) >= promise + (promise - right);
+        let Timing { grant, right, .. } = self.timing;
+        let settled = |since: Nanos| now.saturating_sub(since) >= grant + (grant - right);
         let knows = |name: &&Arc<str>| match self.others.get(*name) {
             Some(Peer { generation: (generation, since), .. }) => {
                 *generation >= self.voters.generation && settled(*since)
@@ -302,8 +304,8 @@ impl Leases {
         let mut alive = self.voters.names.iter().filter(|name| self.lives(name, now, 0));
         let rank = u64::try_from(alive.position(|name| *name == self.this)?).ok()?;
         let is_due = now.saturating_sub(self.voters_since) >= rank * self.timing.settle;
-        // A member that has just started does not count as alive: it promises nothing yet.
-        let others = self.others.keys().filter(|name| self.lives(name, now, self.timing.promise));
+        // A member that has just started does not count as alive: it grants nothing yet.
+        let others = self.others.keys().filter(|name| self.lives(name, now, self.timing.grant));
         let next = self.voters.next(exists, others.chain([&self.this]))?;
         let is_due = is_due && !self.leaves_a_pair_apart(&next, now);
         (is_due && !self.retired && self.may_change(now)).then_some(next)
@@ -318,27 +320,28 @@ impl Leases {
         self.prefer == Prefer::Availability && becomes_pair && is_apart
     }
 
-    /// Stops this member, which gives back all addresses. Returns the questions that report this to the other members;
+    /// Stops this member, which gives back all addresses. Returns the requests that report this to the other members;
     /// the caller must stop answering for the addresses before it sends them.
     pub fn retire(&mut self, now: Nanos) -> Vec<Ask> {
         self.retired = true;
         self.tick(now)
     }
 
-    /// Replaces the nodes that may announce each address. Before the first call this member asks no questions, so the
-    /// others count it as not alive.
+    /// Replaces the nodes that may announce each address. Before the first call this member sends no requests, so the
+    /// other members do not count it as alive.
     pub fn set_candidates(&mut self, candidates: BTreeMap<IpAddr, Vec<Arc<str>>>, now: Nanos) {
         self.candidates = candidates;
         self.asks_since.get_or_insert(now);
     }
 
-    /// Replaces the addresses that the data plane of this member does not serve: it does not ask for them.
+    /// Replaces the addresses that the data plane of this member does not serve: this member does not request these
+    /// addresses.
     pub fn set_unserved(&mut self, addresses: BTreeSet<IpAddr>) {
         self.unserved = addresses;
     }
 
     /// Replaces the devices on which this member can announce; `None` while they are unknown. A list that is too long
-    /// for a question counts as `None`.
+    /// for a request counts as `None`.
     pub fn set_devices(&mut self, devices: Option<BTreeSet<String>>) {
         let fits = |devices: &BTreeSet<String>| {
             devices.iter().map(|device| device.len() + 3).sum::<usize>() <= DEVICES
@@ -356,15 +359,15 @@ impl Leases {
         std::mem::replace(&mut self.devices_changed, false)
     }
 
-    /// The members that are alive, as far as this one knows.
+    /// The members that are alive, as far as this member knows.
     pub fn alive(&self, now: Nanos) -> impl Iterator<Item = &Arc<str>> {
         let others = self.others.iter().filter(move |(_, peer)| self.hears(peer, now)).map(|(name, _)| name);
         std::iter::once(&self.this).chain(others)
     }
 
     /// The voters that keep this member from getting a right: those that it does not hear, and those that have missed a
-    /// change of the voters. None if the others suffice, or if the member has a right. (A voter that asks nothing,
-    /// because its agent cannot announce, still grants rights.)
+    /// change of the voters. Empty if the other voters suffice, or if the member has a right. (A voter that sends no
+    /// requests, because its agent cannot announce, still grants rights.)
     pub fn missed_voters(&self, now: Nanos) -> Vec<&Arc<str>> {
         let (alive, missed): (Vec<_>, Vec<_>) =
             self.voters.names.iter().partition(|name| self.lives(name, now, 0));
@@ -386,8 +389,8 @@ impl Leases {
         rights.filter(move |(_, right)| now < right.deadline)
     }
 
-    /// The next questions, for all other members; none before the candidates are known. Rights that this member gives
-    /// back end with this call, so the caller must stop answering for these addresses before it sends the questions.
+    /// The next requests, for all other members; none before the candidates are known. Rights that this member gives
+    /// back end with this call, so the caller must stop answering for these addresses before it sends the requests.
     pub fn tick(&mut self, now: Nanos) -> Vec<Ask> {
         if self.asks_since.is_none() {
             return Vec::new();
@@ -404,11 +407,11 @@ impl Leases {
             self.rights.remove(address);
         }
         if !leaves.is_empty() {
-            // Answers to earlier questions count no longer: they may grant addresses that this member now gives back.
+            // Answers to earlier requests no longer count: they may grant addresses that this member now gives back.
             self.sent.clear();
         }
         self.sent.retain(|(_, at)| now.saturating_sub(*at) < self.timing.right);
-        let asks = self.questions([&wants, &leaves, &declines], now);
+        let asks = self.requests([&wants, &leaves, &declines], now);
         let this = self.this.clone();
         for ask in &asks {
             let answer = self.vote(&this, ask, now);
@@ -417,9 +420,10 @@ impl Leases {
         asks
     }
 
-    /// Passes over each better candidate that has been alive for twice [`Timing::silence`] without asking for its
-    /// address. It does not know that it should: for example, it has started while a pool could not be read, and the
-    /// others have the pool's last good state. If it asks later, the owner yields to it.
+    /// Passes over each better candidate that has been alive for twice [`Timing::silence`] without requesting its
+    /// address. Such a candidate does not know that it should request the address: for example, it has started while a
+    /// pool could not be read, and the others have the pool's last good state. If it requests the address later, the
+    /// owner yields to it.
     fn pass_over(&mut self, now: Nanos) {
         let awaits = |(address, candidates): (&IpAddr, &Vec<Arc<str>>)| {
             let best = candidates.iter().find(|node| self.is_available(node, *address, now, 0))?;
@@ -438,8 +442,8 @@ impl Leases {
         }
     }
 
-    /// Splits the addresses to ask for, to give back and to decline into questions that fit into a packet each.
-    fn questions(&mut self, [wants, leaves, declines]: [&[IpAddr]; 3], now: Nanos) -> Vec<Ask> {
+    /// Splits the addresses to request, to give back and to decline into requests that fit into a packet each.
+    fn requests(&mut self, [wants, leaves, declines]: [&[IpAddr]; 3], now: Nanos) -> Vec<Ask> {
         let split = |addresses: &[IpAddr]| chunks(addresses, |address| address.to_string().len()).into_iter();
         let empty = Ask {
             id: self.id,
@@ -456,7 +460,7 @@ impl Leases {
         let declines = split(declines).map(|declines| Ask { declines, ..empty.clone() });
         let mut asks: Vec<Ask> = wants.chain(leaves).chain(declines).collect();
         if asks.is_empty() {
-            // Without addresses, an empty question still shows the other members that this member is alive.
+            // Without addresses, an empty request still shows the other members that this member is alive.
             asks.push(empty);
         }
         if let Some(first) = asks.first_mut() {
@@ -470,14 +474,14 @@ impl Leases {
         asks
     }
 
-    /// Returns the question as it is sent to the member `to`: with the last challenge that `to` has given.
+    /// Returns the request as it is sent to the member `to`: with the last challenge that `to` has given.
     pub fn addressed(&self, ask: &Ask, to: &str) -> Ask {
         Ask { echo: self.others.get(to).and_then(|peer| peer.echo), ..ask.clone() }
     }
 
-    /// Answers the question of another member. Ignores a sender that is no member, and a question that is a copy or
-    /// that a later question has overtaken. An incarnation that has not echoed the challenge gets the challenge and
-    /// nothing else, and its question has no effect. For a member that has missed a change of the voters, more answers
+    /// Answers the request of another member. Ignores a sender that is no member, and a request that is a duplicate or
+    /// that a later request has overtaken. An incarnation that has not echoed the challenge gets the challenge and
+    /// nothing else, and its request has no effect. For a member that has missed a change of the voters, more answers
     /// follow with parts of the list of voters.
     pub fn asked(&mut self, from: &Arc<str>, ask: &Ask, now: Nanos) -> Vec<Answer> {
         let Some(peer) = self.others.get_mut(from) else { return Vec::new() };
@@ -518,9 +522,9 @@ impl Leases {
         std::iter::once(answer).chain(news).collect()
     }
 
-    /// Processes another member's answer. Only questions show that a member is alive, because a member that cannot
-    /// announce sends no questions, but still answers: one that fails to update its data plane, or that does not know the
-    /// candidates yet.
+    /// Processes another member's answer. An answer does not show that the member is alive, only a request does: a
+    /// member that cannot announce sends no requests, but still answers. Such a member fails to update its data plane,
+    /// or does not know the candidates yet.
     pub fn answered(&mut self, from: &Arc<str>, answer: &Answer, now: Nanos) {
         let is_recent = self.sent_at(answer).is_some();
         let Some(peer) = self.others.get_mut(from).filter(|_| is_recent) else { return };
@@ -538,8 +542,8 @@ impl Leases {
         }
     }
 
-    /// When this member sent the question of `answer`; `None` if it sent no such question, or no longer counts answers
-    /// to that question.
+    /// When this member sent the request of `answer`; `None` if it sent no such request, or no longer counts answers to
+    /// that request.
     fn sent_at(&self, answer: &Answer) -> Option<Nanos> {
         let sent = self.sent.iter().filter(|_| answer.id.incarnation == self.id.incarnation);
         sent.copied().find(|(number, _)| *number == answer.id.number).map(|(_, at)| at)
@@ -571,13 +575,16 @@ impl Leases {
 
     /// Whether a peer has missed a change of the voters, so that no member that knows the change grants it anything.
     fn is_outdated(&self, peer: &Peer, now: Nanos) -> bool {
-        let had_time = now.saturating_sub(self.voters_since) >= self.timing.promise;
+        let had_time = now.saturating_sub(self.voters_since) >= self.timing.grant;
         had_time && peer.generation.0 < self.voters.generation
     }
 
-    /// Whether the member `node` may become the owner of the address: it has been alive for `settled` nanoseconds
-    /// ([`Self::lives`]), it has not declined the address in that time, or in [`Timing::silence`] if that is longer
-    /// (each of its questions repeats what it declines), and this member has not passed it over.
+    /// Whether the member `node` may become the owner of the address:
+    ///
+    /// - it has been alive for `settled` nanoseconds ([`Self::lives`]),
+    /// - it has not declined the address in that time, or in [`Timing::silence`] if that is longer (its requests repeat
+    ///   what it declines),
+    /// - this member has not passed it over.
     fn is_available(&self, node: &Arc<str>, address: IpAddr, now: Nanos, settled: Nanos) -> bool {
         let patience = settled.max(self.timing.silence);
         let refuses = |peer: &Peer| {
@@ -588,7 +595,7 @@ impl Leases {
         self.lives(node, now, settled) && !self.others.get(node).is_some_and(refuses)
     }
 
-    /// Whether this member asks for the address: it is the best candidate, and serves the address.
+    /// Whether this member requests the address: it is the best candidate, and serves the address.
     fn wants(&self, address: IpAddr, now: Nanos) -> bool {
         self.is_best(address, now) && !self.unserved.contains(&address)
     }
@@ -610,24 +617,22 @@ impl Leases {
         }
         let mut grants = Vec::new();
         // A candidate that has just started does not know which generation it knew before its start, so it must first
-        // learn the present one.
+        // learn the present generation.
         let refuses = self.voters.names.is_empty() || ask.generation < self.voters.generation;
         for address in ask.wants.iter().filter(|_| !refuses) {
-            let taken =
-                self.promises.get(address).is_some_and(|promise| promise.to != *from && now < promise.until);
+            let taken = self.grants.get(address).is_some_and(|grant| grant.to != *from && now < grant.until);
             if now >= self.mute_until && !taken {
-                self.promises
-                    .insert(*address, Promise { to: from.clone(), until: now + self.timing.promise });
+                self.grants.insert(*address, Grant { to: from.clone(), until: now + self.timing.grant });
                 grants.push(*address);
             }
         }
-        self.promises.retain(|_, promise| now < promise.until);
+        self.grants.retain(|_, grant| now < grant.until);
         Answer { id: ask.id, grants, challenge: None, voters: None }
     }
 
     fn withdraw(&mut self, address: IpAddr, from: &Arc<str>) {
-        if self.promises.get(&address).is_some_and(|promise| promise.to == *from) {
-            self.promises.remove(&address);
+        if self.grants.get(&address).is_some_and(|grant| grant.to == *from) {
+            self.grants.remove(&address);
         }
     }
 
@@ -642,7 +647,7 @@ impl Leases {
             self.evidence.add(*address, voter, sent);
             let known = self.rights.get(address).filter(|right| now < right.deadline);
             if known.is_some_and(|right| right.deadline >= sent + self.timing.right) {
-                // The same or a later question has already been granted by a majority.
+                // A majority has already granted the same request or a later one.
                 continue;
             }
             let since = known.map_or(now, |right| right.since);
@@ -654,16 +659,17 @@ impl Leases {
         }
     }
 
-    /// The number of voters that must grant a question: a majority. Under [`Prefer::Availability`], one of two voters
-    /// needs only its own grant if the other one has been silent for [`Timing::promise`] or has retired, and if this one
-    /// has sent questions for that long: two that begin to ask at the same time must hear each other first.
+    /// The number of voters that must grant a request: a majority. Under [`Prefer::Availability`], one of two voters
+    /// needs only its own grant if two conditions hold: the other voter has been silent for [`Timing::grant`] or has
+    /// retired, and this voter has sent requests for that long. (Two voters that begin to send requests at the same
+    /// time must hear each other first.)
     fn quorum(&self, now: Nanos) -> usize {
-        let promise_has_passed = |since: Nanos| now.saturating_sub(since) >= self.timing.promise;
-        let is_gone = |peer: &Peer| peer.retired || peer.heard.is_none_or(promise_has_passed);
+        let grant_has_passed = |since: Nanos| now.saturating_sub(since) >= self.timing.grant;
+        let is_gone = |peer: &Peer| peer.retired || peer.heard.is_none_or(grant_has_passed);
         let is_alone = |name: &Arc<str>| *name == self.this || self.others.get(name).is_none_or(is_gone);
         let names = &self.voters.names;
         let pair = names.len() == 2 && names.contains(&self.this) && self.prefer == Prefer::Availability;
-        if pair && self.asks_since.is_some_and(promise_has_passed) && names.iter().all(is_alone) {
+        if pair && self.asks_since.is_some_and(grant_has_passed) && names.iter().all(is_alone) {
             1
         } else {
             self.voters.majority()
@@ -693,7 +699,7 @@ mod tests {
     }
 
     fn ask(incarnation: u64, number: u64, echo: Option<Challenge>) -> Ask {
-        let id = QuestionId { incarnation, number };
+        let id = RequestId { incarnation, number };
         Ask {
             id,
             echo,
@@ -706,12 +712,12 @@ mod tests {
         }
     }
 
-    /// The answer to a question of `a`; `None` if the member does not answer.
+    /// The answer to a request of `a`; `None` if the member does not answer.
     fn asked(leases: &mut Leases, ask: &Ask, now: Nanos) -> Option<Answer> {
         leases.asked(&name("a"), ask, now).pop()
     }
 
-    /// Makes the member accept a question that echoes the challenge, from a new incarnation of `a`. Returns the answer.
+    /// Makes the member accept a request that echoes the challenge, from a new incarnation of `a`. Returns the answer.
     fn ask_of_a(leases: &mut Leases, incarnation: u64, now: Nanos) -> Answer {
         let refused = asked(leases, &ask(incarnation, 1, None), now).expect("an answer");
         assert_eq!(refused.grants, [] as [IpAddr; 0]);
@@ -719,19 +725,19 @@ mod tests {
         asked(leases, &ask(incarnation, 2, refused.challenge), now).expect("an answer")
     }
 
-    fn answer(id: QuestionId, grants: Vec<IpAddr>) -> Answer {
+    fn answer(id: RequestId, grants: Vec<IpAddr>) -> Answer {
         Answer { id, grants, challenge: None, voters: None }
     }
 
     #[test]
-    fn question_of_a_rebooted_member_is_answered_after_the_challenge() {
+    fn request_of_a_rebooted_member_is_answered_after_the_challenge() {
         let mut leases = second_of_three();
         assert_eq!(ask_of_a(&mut leases, 7, 10 * SECOND).grants, [A]);
         assert_eq!(ask_of_a(&mut leases, 6, 13 * SECOND).grants, [A]);
     }
 
     #[test]
-    fn recorded_question_shows_no_life_and_gives_nothing_back() {
+    fn recorded_request_shows_no_life_and_gives_nothing_back() {
         let mut leases = second_of_three();
         let mut now = 10 * SECOND;
         ask_of_a(&mut leases, 7, now);
@@ -764,11 +770,11 @@ mod tests {
     }
 
     #[test]
-    fn answer_to_a_question_of_an_earlier_start_counts_for_nothing() {
+    fn answer_to_a_request_of_an_earlier_start_counts_for_nothing() {
         let mut leases = second_of_three();
         let now = 10 * SECOND;
         let id = leases.tick(now)[0].id;
-        let earlier = QuestionId { incarnation: id.incarnation + 1, ..id };
+        let earlier = RequestId { incarnation: id.incarnation + 1, ..id };
         let copy = Answer { challenge: Some(9), ..answer(earlier, vec![A]) };
         leases.answered(&name("c"), &copy, now + 1);
         assert_eq!(leases.rights(now + 2).count(), 0);
@@ -795,8 +801,8 @@ mod tests {
         assert_eq!(leases.tick(now)[0].wants, [A]);
     }
 
-    /// The next candidate asks at once for an address that a better one declines. It yields to the better one once that
-    /// one has not declined the address for [`Timing::settle`].
+    /// If a better candidate declines an address, the next candidate requests it at once. The next candidate yields
+    /// once the better candidate has not declined the address for [`Timing::settle`].
     #[test]
     fn declined_address_goes_to_the_next_candidate_until_the_better_one_has_served_it_for_a_while() {
         let mut leases = second_of_three();
@@ -810,13 +816,13 @@ mod tests {
         let mut last_wanted = 0;
         for number in 4..40 {
             let now = begin + (number - 4) * Timing::DEFAULT.interval;
-            let question = leases.tick(now)[0].clone();
-            if question.wants == [A] {
+            let request = leases.tick(now)[0].clone();
+            if request.wants == [A] {
                 last_wanted = now;
-                leases.answered(&name("c"), &answer(question.id, vec![A]), now + 1);
-                assert_eq!(leases.rights(now + 2).count(), 1, "question {number}");
+                leases.answered(&name("c"), &answer(request.id, vec![A]), now + 1);
+                assert_eq!(leases.rights(now + 2).count(), 1, "request {number}");
             }
-            // `a` serves the address again, and asks for it.
+            // `a` serves the address again, and requests it.
             asked(&mut leases, &ask(7, number, None), now + 3).unwrap();
         }
         assert_eq!(last_wanted, begin + Timing::DEFAULT.settle - Timing::DEFAULT.interval);
@@ -839,14 +845,14 @@ mod tests {
     }
 
     #[test]
-    fn question_of_an_older_agent_declines_nothing_and_an_older_agent_reads_a_new_one() {
+    fn request_of_an_older_agent_declines_nothing_and_an_older_agent_reads_a_new_one() {
         let declining = Ask { declines: vec![A], ..ask(7, 3, None) };
         let mut json = serde_json::to_value(&declining).unwrap();
         assert_eq!(serde_json::from_value::<Ask>(json.clone()).unwrap(), declining);
         json.as_object_mut().unwrap().remove("declines");
         let older: Ask = serde_json::from_value(json.clone()).unwrap();
         assert_eq!(older.declines, [] as [IpAddr; 0]);
-        // An agent ignores fields of later versions, and so does the first one.
+        // Every version of the agent, including the first one, ignores fields of later versions.
         json["later"] = serde_json::json!([1]);
         assert_eq!(serde_json::from_value::<Ask>(json).unwrap(), older);
     }
@@ -898,11 +904,11 @@ mod tests {
         assert_eq!(leases.tick(10 * SECOND), []);
         assert_eq!(ask_of_a(&mut leases, 7, 10 * SECOND).grants, [A]);
         leases.set_candidates(BTreeMap::new(), 10 * SECOND);
-        assert_eq!(leases.tick(10 * SECOND).len(), 1, "an empty question shows that it is alive");
+        assert_eq!(leases.tick(10 * SECOND).len(), 1, "an empty request shows that it is alive");
     }
 
     #[test]
-    fn only_the_first_question_states_devices() {
+    fn only_the_first_request_states_devices() {
         let mut leases = second_of_three();
         let addresses = (0..100).map(|last| [192, 0, 2, last].into());
         leases.set_candidates(addresses.map(|address: IpAddr| (address, vec![name("b")])).collect(), 0);

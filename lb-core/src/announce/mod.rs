@@ -6,13 +6,13 @@
 //! advertisement  MetalLB's L2Advertisement: which pools are announced, by which nodes, on which devices
 //! holders        the Services that have each address, and the nodes with endpoints
 //! cluster        the nodes of a cluster as members that share addresses
-//! devices        the devices that a node reports as those on which it can announce
+//! devices        the devices on which a node can announce, as it reports them
 //! coverage       the addresses that no advertisement covers
 //! election       the nodes that may announce an address, the best first
 //! schedule       when an announcement is repeated
 //! voters         the members that grant the right to announce, while nodes come and go
-//! evidence       the promises that a candidate has
-//! freshness      distinguishes a new question from a copy of an earlier one
+//! evidence       the grants that a candidate has received
+//! freshness      distinguishes a new request from a duplicate of an earlier one
 //! lease          the right to announce, for nodes that share addresses
 //! bgp            the routes that a node offers, and the configuration of its BGP daemon
 //! ```

@@ -37,7 +37,8 @@ impl Scope {
         })
     }
 
-    /// Whether the advertisement covers the pool: it names or selects it, or has neither pool names nor pool selectors.
+    /// Whether the advertisement covers the pool: it names the pool, selects the pool by a label selector, or has
+    /// neither pool names nor pool selectors.
     pub(super) fn covers(&self, pool: &Pool) -> bool {
         let all = self.pools.is_empty() && self.pool_selectors.is_empty();
         all || self.pools.contains(&*pool.name)

@@ -93,7 +93,7 @@ struct World {
     /// replays `replays` of them.
     recorded: Vec<(usize, usize, Body)>,
     replays: usize,
-    /// Percentage of messages that are lost; `delay` is the longest delay of the others.
+    /// Percentage of messages that are lost; `delay` is the longest delay of the other messages.
     loss: u64,
     delay: Nanos,
     /// The side of the partition that each member is on. Members on different sides receive no messages from each
@@ -338,7 +338,7 @@ impl World {
         (0..self.members.len()).filter(|index| self.members[*index].answers(self.time)).collect()
     }
 
-    /// Runs the simulation for `duration`; asserts that no two members answer at any time.
+    /// Runs the simulation for `duration`; asserts that two members never answer at the same time.
     fn run(&mut self, duration: Nanos) {
         let end = self.time + duration;
         while self.time < end {
@@ -418,9 +418,9 @@ fn partitions_leave_one_owner_with_a_majority_and_none_without() {
 }
 
 /// Tests every combination of directions in which messages of three members are lost. Member 0, the best candidate,
-/// announces if another member receives its questions and member 0 receives the answers of that member. Another member
-/// replaces member 0 only if no member receives the questions of member 0: a member that receives them waits for
-/// member 0, or has promised it the address.
+/// announces if another member receives its requests and member 0 receives the answers of that member. Another member
+/// replaces member 0 only if no member receives the requests of member 0: a member that receives them waits for member
+/// 0, or has granted it the address.
 #[test]
 fn messages_lost_in_one_direction_leave_at_most_one_owner() {
     const LINKS: [(usize, usize); 6] = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)];
@@ -513,7 +513,7 @@ fn owner_stays_until_a_better_member_that_has_restarted_knows_the_candidates() {
     }
 }
 
-/// The best member restarts without the address among those that it may announce, because it cannot read the pool.
+/// The best member restarts. It does not know that it may announce the address, because it cannot read the pool.
 #[test]
 fn owner_stays_while_a_better_member_does_not_ask_for_the_address() {
     for seed in 0..20 {
@@ -536,7 +536,7 @@ fn owner_stays_while_a_better_member_does_not_ask_for_the_address() {
     }
 }
 
-/// All members start at once, and the best one cannot read the pool.
+/// All members start at once, and the best member cannot read the pool.
 #[test]
 fn next_member_announces_soon_if_the_best_one_does_not_ask() {
     for seed in 0..50 {
@@ -562,7 +562,7 @@ fn planned_handover_takes_less_than_a_second() {
 }
 
 #[test]
-fn retired_owner_is_replaced_at_its_successor_s_next_question() {
+fn retired_owner_is_replaced_at_its_successor_s_next_request() {
     for (count, prefer) in [(3, Prefer::Single), (5, Prefer::Single), (2, Prefer::Availability)] {
         for seed in 0..50 {
             let mut world = World::new(count, seed, prefer, 5);
@@ -575,7 +575,8 @@ fn retired_owner_is_replaced_at_its_successor_s_next_question() {
     }
 }
 
-/// The data plane of the best member stops serving the address, then that of the next one, and later they recover.
+/// The data plane of the best member stops serving the address, then those of the next two members; later two of the
+/// data planes recover.
 #[test]
 fn owner_whose_data_plane_does_not_serve_the_address_is_replaced_within_two_seconds() {
     for seed in 0..50 {
@@ -767,7 +768,7 @@ fn replayed_messages_neither_prolong_the_life_of_a_dead_member_nor_end_the_right
             world.run(STEP);
             assert_eq!(world.answering(), [0], "seed {seed}");
         }
-        // All other members restart, one after the other: none takes a recorded message for a new one.
+        // All other members restart, one after the other: none takes a recorded message for a new message.
         for index in [1, 2] {
             world.restart(index);
             world.run(3 * SECOND);
@@ -817,15 +818,17 @@ proptest! {
                         world.nodes.insert(name);
                     }
                 }
-                // The voters are deleted, or replaced by older ones, only while a member can write them back: an agent
-                // that starts before they are written back, and reaches no other member, would believe the older ones.
+                // Deletes the voters in the API server, or replaces them by older voters, only while a member can write
+                // the newest voters back at once. Otherwise an agent that starts in between, and reaches no other
+                // member, would believe the older voters.
                 8 if world.voters_can_be_restored() => world.object = None,
                 9 if world.voters_can_be_restored() => {
                     let old = world.random.below(world.history.len() as u64);
                     world.object = world.history.get(usize::try_from(old).unwrap()).cloned();
                 }
                 10 => {
-                    // From now on all messages in this direction are lost, or no longer if they were before.
+                    // From now on all messages in this direction are lost; if they were lost before, they are delivered
+                    // again.
                     let to = usize::try_from(world.random.below(count as u64)).unwrap();
                     if !world.blocked.remove(&(index, to)) {
                         world.blocked.insert((index, to));

@@ -151,7 +151,8 @@ fn local_services_are_announced_by_nodes_with_endpoints_of_all_sharers() {
     }
 }
 
-/// A node that serves one of two sharers announces the address, like a node that serves one of two ports.
+/// A node that serves one of two Services with the same address announces the address, like a node that serves one of
+/// two ports.
 #[test]
 fn address_is_served_here_if_the_kernel_has_one_of_its_services() {
     let here =
@@ -319,7 +320,7 @@ fn address_that_an_agent_gave_and_no_pool_contains_is_named_once_there_is_an_adv
     assert_eq!(texts(Some(&all), None), [gone]);
     // The objects for BGP have not been read yet, but the pools for layer 2 have.
     assert_eq!(texts(Some(&all), Some(&Advertised::default())), [gone]);
-    // The last pool is gone, too.
+    // The last pool is also gone.
     let no_pools = Advertised { pools: Vec::new(), ..all.clone() };
     let found = uncovered(Protocols { layer_2: Some(&no_pools), bgp: None }, &services);
     let [Uncovered { pool: None, addresses, .. }] = &found[..] else { panic!("{found:?}") };

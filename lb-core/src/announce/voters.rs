@@ -1,4 +1,4 @@
-//! The members whose promises count, while nodes come and go.
+//! The members whose grants count, while nodes come and go.
 //!
 //! All members must agree on the set whose majority counts. Otherwise two halves of a cluster could each find a
 //! majority of the members that they know. So the voters are not the nodes that a member happens to see: they are
@@ -6,15 +6,15 @@
 //! rules make it safe to change them:
 //!
 //! 1. A new generation adds or removes one voter at most. So a majority before and a majority after it have a voter in
-//!    common, which promises an address to one member only.
-//! 2. A voter refuses questions of an older generation than its own.
-//! 3. No member proposes the next generation before a majority of the voters has had the present one for longer than a
-//!    promise lasts ([`Leases::may_change`](super::lease::Leases::may_change)). So no member that still uses the
-//!    generation before the present one can have a majority: one of those voters refuses.
+//!    common, which grants an address to one member at a time.
+//! 2. A voter refuses requests of an older generation than its own.
+//! 3. No member proposes the next generation before a majority of the voters has had the present generation for longer
+//!    than a grant lasts ([`Leases::may_change`](super::lease::Leases::may_change)). So no member that still uses the
+//!    generation before the present one can have a majority: at least one voter with the present generation refuses.
 //!
 //! Members learn a generation from the API server, or in [`Part`]s from a member that knows it, at different times. By
-//! rule 1, two consecutive generations cannot both elect a member; by rules 2 and 3, older generations cannot elect
-//! any. A side of a partition that sees nodes disappear can change nothing unless it has a majority of the present
+//! rule 1, two consecutive generations cannot both elect a member; by rules 2 and 3, older generations cannot elect any
+//! member. A side of a partition that sees nodes disappear can change nothing unless it has a majority of the present
 //! voters.
 //!
 //! The rules need members that never return to an older generation. An agent that starts knows no generation, so it
@@ -27,7 +27,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-/// The members whose promises count: a majority of them grants a right.
+/// The members whose grants count: a majority of them grants a right.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Voters {
     /// A number that grows with each change of the voters in the API server; 0 for voters that come from no API server
@@ -118,8 +118,8 @@ impl Voters {
         Some(Self { generation, names: self.names.clone() })
     }
 
-    /// The voters whose node does not exist, if the others are no majority and so cannot change the voters; otherwise
-    /// none.
+    /// The voters whose node does not exist, if the other voters are no majority and so cannot change the voters;
+    /// otherwise none.
     pub fn lost(&self, exists: impl Fn(&str) -> bool) -> Vec<&Arc<str>> {
         let gone: Vec<&Arc<str>> = self.names.iter().filter(|name| !exists(name)).collect();
         if self.names.len() - gone.len() < self.majority() && !self.names.is_empty() {
@@ -147,14 +147,14 @@ impl Voters {
     }
 }
 
-/// Bytes of JSON that the names or addresses of one message may take. Together with the rest of the message, they fit
-/// into the 1,280 bytes that each IPv6 link carries, if the two nodes that the message names have names of at most 63
-/// bytes. With longer names (up to 253 bytes), IP may fragment the message.
+/// Maximum size in bytes of the names or addresses in one message, as JSON. With the rest of the message, they fit into
+/// the 1,280 bytes that each IPv6 link carries, if the two nodes that the message names have names of at most 63 bytes.
+/// With longer names (up to 253 bytes), IP may fragment the message.
 const LIST: usize = 600;
-/// Bytes that each element of a JSON list takes in addition to its text: two quotation marks and a comma.
+/// Number of bytes that JSON adds to the text of each element of a list: two quotation marks and a comma.
 const AROUND: usize = 3;
 
-/// Splits a list into parts that fit into one message each. `length` returns the bytes of an element's text.
+/// Splits a list into parts that fit into one message each. `length` returns the length of an element's text in bytes.
 pub(super) fn chunks<T: Clone>(list: &[T], length: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
     let mut chunks: Vec<Vec<T>> = Vec::new();
     let mut left = 0;

@@ -3,10 +3,10 @@
 //! Each version pins a description of its maps next to them ([`crate::bpf::description`]). An agent that finds a
 //! described data plane of another version, newer or older, takes it over:
 //!
-//! 1. Maps that programs write, that both layouts define alike and that keep their size (flows, affinity, sockets) are
-//!    shared: pinned by both.
-//! 2. The other maps that must survive are copied, field by field, after the verifier has accepted the new programs.
-//!    The old programs serve meanwhile.
+//! 1. Both versions share maps that programs write (flows, affinity, sockets): each version pins them. A map is shared
+//!    only if both layouts define the map alike and the size of the map stays the same.
+//! 2. The agent copies the other maps that must survive, field by field, after the verifier has accepted the new
+//!    programs. The old programs serve meanwhile.
 //! 3. The programs of both versions are on every tc hook, the new ones first. If both have a flow, both translate it
 //!    alike. The new programs leave packets of unknown flows to the old ones: all such packets, until the new programs
 //!    are on all hooks and the flows that began meanwhile are copied; after that only packets from the middle of a
@@ -30,8 +30,9 @@ use std::{
 
 use bytemuck::Pod;
 use lb_common::{
-    Address, Affinity, Backend, ConnectionLimits, DeviceInfo, Endpoint, EndpointName, Service, ServiceClient,
-    ServiceKey, ServiceName, Settings, SocketBackend, SocketConnection, SocketKey, SourceRangeKey, Vip,
+    Address, Affinity, AnnounceKey, Announcement, Backend, ConnectionLimits, DeviceInfo, Endpoint,
+    EndpointName, Heard, Service, ServiceClient, ServiceKey, ServiceName, Settings, SocketBackend,
+    SocketConnection, SocketKey, SourceRangeKey, Vip,
     conntrack::{Flow, Tuple, seen},
     filter::Mark,
     handover::{CREATES_FLOWS, EARLIER_CREATES_FLOWS, OVER},
@@ -67,8 +68,8 @@ const FLOW_MAPS: [&MapSpec; 3] = [&layout::FLOWS, &layout::FLOW_TABLE, &layout::
 /// each socket the key of its counter in `SOCKET_COUNTS`.
 const SOCKET_MAPS: [&MapSpec; 2] = [&layout::SOCKET_COUNTS, &layout::COUNTED_SOCKETS];
 
-/// Other maps in which programs keep state of flows, clients and sockets. The agent copies those that cannot be shared,
-/// except `FRAGMENTS`, `SOCKETS`, `UNANSWERED` and `LIMIT_BUCKETS`, which begin empty.
+/// Other maps in which programs keep state of flows, clients and sockets. The agent copies the maps that cannot be
+/// shared, except `FRAGMENTS`, `SOCKETS`, `UNANSWERED` and `LIMIT_BUCKETS`, which begin empty.
 const STATE: [&MapSpec; 9] = [
     &layout::ACTIVE_FLOWS,
     &layout::AFFINITY,
@@ -101,10 +102,10 @@ pub(crate) struct Handover {
     capacities: Capacities,
     /// Names of the maps that both versions have pinned.
     shared: BTreeSet<&'static str>,
-    /// Whether flows have already begun in our maps: an agent of this version was killed during its handover.
+    /// Whether flows have already begun in our maps, because an agent of this version was killed during its handover.
     resumed: bool,
     /// Digests of the keys of copied entries. An entry of our flow table with another key may belong to a flow that has
-    /// begun there.
+    /// begun in our flow table.
     copied: HashSet<u64>,
     hasher: RandomState,
 }
@@ -121,9 +122,10 @@ type Conversions = (Conversion, Conversion);
 /// Which flows to copy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
-    /// Flows that have seen neither FIN nor RST: after one of these, the same tuple may begin another connection.
+    /// Flows that have had neither a FIN nor a RST so far: after a FIN or RST, the same tuple may begin another
+    /// connection.
     Living,
-    /// All flows; updates the copies of those that were copied before.
+    /// All flows; updates the copies of flows that were copied before.
     Rest,
 }
 
@@ -136,8 +138,8 @@ fn own_description() -> Description {
     description
 }
 
-/// Pins the description of this version's maps, unless it is pinned already. With it, an agent of another version can
-/// take over this data plane.
+/// Pins the description of this version's maps, unless it is pinned already. With this description, an agent of another
+/// version can take over this data plane.
 pub(crate) fn describe(folder: &Folder) -> Result<(), DatapathError> {
     let path = folder.map(DESCRIPTION);
     if path.exists() {
@@ -149,7 +151,8 @@ pub(crate) fn describe(folder: &Folder) -> Result<(), DatapathError> {
 }
 
 impl Earlier {
-    /// Opens the data plane in `folder`; `None` if it has no description, as layouts before version 5.
+    /// Opens the data plane in `folder`; `None` if it has no description, which is the case for layouts before version
+    /// 5.
     fn read(folder: PathBuf) -> Result<Option<Self>, DatapathError> {
         let path = folder.join(DESCRIPTION);
         let Some(map) = RawMap::open(DESCRIPTION, &path)? else { return Ok(None) };
@@ -168,7 +171,8 @@ impl Earlier {
         RawMap::open(spec.name, &self.folder.join(spec.name))
     }
 
-    /// Capacities of our maps. A map has the wanted capacity, or that of the earlier map if its elements would not fit.
+    /// Capacities of our maps. A map has the wanted capacity, or the capacity of the earlier map if the elements of the
+    /// earlier map would not fit otherwise.
     fn capacities(&self, wanted: Capacities) -> Result<Capacities, DatapathError> {
         let mut capacities = wanted;
         for spec in SIZED {
@@ -220,7 +224,8 @@ impl Handover {
             let links = bpffs::entries(&other.join("links"))?.len();
             found.extend(Earlier::read(other)?.map(|earlier| (links, earlier)));
         }
-        // Several may exist if an agent was killed during its handover; the one with the most links is in use.
+        // Several data planes may exist if an agent was killed during its handover; the one with the most links is in
+        // use.
         let Some((_, earlier)) = found.into_iter().max_by_key(|(links, _)| *links) else { return Ok(None) };
         let (from, to) = (earlier.folder.display(), current.display());
         info!(%from, %to, "taking over the data plane of another layout");
@@ -242,8 +247,8 @@ impl Handover {
         Ok(Some(handover))
     }
 
-    /// Capacities of our maps. A map has the capacity that the options require, or that of the earlier map if its
-    /// elements would not fit.
+    /// Capacities of our maps. A map has the capacity that the options require, or the capacity of the earlier map if
+    /// the elements of the earlier map would not fit otherwise.
     pub(crate) const fn capacities(&self) -> Capacities {
         self.capacities
     }
@@ -297,6 +302,8 @@ impl Handover {
         self.copy::<u32, Settings>(&layout::SETTINGS)?;
         self.copy::<u32, u32>(&layout::SETTINGS_SLOT)?;
         self.copy::<u32, i64>(&layout::ACTIVE_FLOWS)?;
+        self.copy::<AnnounceKey, Announcement>(&layout::ANNOUNCED)?;
+        self.copy::<AnnounceKey, Heard>(&layout::ANNOUNCE_HEARD)?;
         self.copy_clients()?;
         self.copy_flows(Pass::Living, filter)?;
         self.adopt_links(|name| name.contains("-xdp-"))?;
@@ -368,7 +375,8 @@ impl Handover {
         self.carry::<K, V>(spec, |_, value| value)
     }
 
-    /// Copies the elements of a map; `change` adapts each value, given its key.
+    /// Copies the elements of a map; `change` gets the key and the value of each element, and returns the adapted
+    /// value.
     fn carry<K: Pod, V: Pod>(
         &self,
         spec: &MapSpec,
@@ -397,7 +405,7 @@ impl Handover {
         write(&mut elements)
     }
 
-    /// The earlier map with its conversions; `None` if it is shared or does not exist.
+    /// The earlier map with its conversions; `None` if the map is shared or does not exist.
     fn source(&self, spec: &MapSpec) -> Result<Option<(RawMap, Conversions)>, DatapathError> {
         if self.shared.contains(spec.name) {
             return Ok(None);
@@ -458,9 +466,9 @@ impl Handover {
     }
 }
 
-/// When an entry is copied within a pass: after those that it relies on. Programs of both versions create and delete
-/// flows meanwhile. If the agent copied a forward entry while another flow has its source port, programs would take the
-/// replies of that flow for replies of the copied one.
+/// When the agent copies an entry within a pass: after the entries that this entry relies on. Programs of both versions
+/// create and delete flows meanwhile. If the agent copied the forward entry of a flow whose source port another flow
+/// has, programs would take the replies of the other flow for replies of the copied flow.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rank {
     /// Reverse entries: each claims a source port.
@@ -486,8 +494,8 @@ impl Rank {
     }
 }
 
-/// Whether our table has what the entry relies on: its source port belongs to no other flow, and the second flow of a
-/// masqueraded connection is there.
+/// Whether our table has what the entry relies on: the source port of the entry belongs to no other flow, and the
+/// second flow of a masqueraded connection is there.
 fn is_backed(table: &FlowTable, key: &Tuple, flow: &Flow) -> Result<bool, DatapathError> {
     if Rank::of(flow) == Rank::Reverse || flow.is_tunnelled() {
         return Ok(true);

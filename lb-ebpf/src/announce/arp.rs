@@ -5,7 +5,7 @@ use lb_common::Address;
 use super::{ARP, BROADCAST};
 use crate::rules::announce::Message;
 
-/// Bytes of an Ethernet frame with an ARP packet, without padding.
+/// Size in bytes of an Ethernet frame with an ARP packet, without padding.
 pub const FRAME: usize = 42;
 
 /// Hardware type Ethernet, protocol type IPv4, and the lengths of their addresses.
@@ -64,7 +64,7 @@ impl Frame {
         }
     }
 
-    /// The address that the frame claims, if it claims one: every ARP request and reply does, except probes.
+    /// The address that the frame claims, if any. Every ARP request and reply claims an address, except probes.
     #[inline(always)]
     pub fn claimed(&self) -> Option<Address> {
         let claims = self.operation().is_some() && u32::from_ne_bytes(self.sender) != 0;
@@ -85,7 +85,7 @@ impl Frame {
         if same(self.sender_mac, own) { Message::Other } else { Message::Claims }
     }
 
-    /// The meaning of the frame's question, for the machine with the MAC address `own`.
+    /// The meaning of the frame's ARP request, for the machine with the MAC address `own`.
     #[inline(always)]
     pub fn question(&self, own: [u8; 6]) -> Message {
         let for_us = same(self.to, BROADCAST) || same(self.to, own);

@@ -8,14 +8,14 @@ use crate::{
     rules::announce::Message,
 };
 
-/// Bytes of the longest message that the program reads; it leaves longer ones to the kernel.
+/// Size in bytes of the longest message that the program reads; the program leaves longer messages to the kernel.
 pub const MESSAGE: usize = LONGEST as usize;
 /// [`MESSAGE`] as a `u32`.
 pub const LONGEST: u32 = 128;
-/// Bytes of the shortest solicitation and advertisement: without options.
+/// Size in bytes of the shortest solicitation and advertisement: without options.
 pub const SHORTEST: u32 = 24;
-/// Bytes of the frame with an advertisement: Ethernet and IPv6 headers, and an advertisement with one option, the
-/// link-layer address of the target.
+/// Size in bytes of the frame with an advertisement: Ethernet and IPv6 headers, and an advertisement with one option,
+/// the link-layer address of the target.
 pub const FRAME: usize = HEADERS + ADVERTISEMENT as usize;
 const ADVERTISEMENT: u32 = 32;
 
@@ -57,7 +57,7 @@ pub struct Headers {
     pub destination: [u8; 16],
 }
 
-/// Bytes of [`Headers`].
+/// Size of [`Headers`] in bytes.
 pub const HEADERS: usize = 54;
 const _: () = assert!(size_of::<Headers>() == HEADERS && align_of::<Headers>() == 1);
 

@@ -43,7 +43,7 @@ fn read_arp(bytes: &[u8]) -> arp::Frame {
     unsafe { core::mem::transmute(bytes) }
 }
 
-/// The claim and the question of the frame, each with its address.
+/// The claim and the ARP request of the frame, each with its address.
 fn said(bytes: &[u8]) -> [Option<(Address, Message)>; 2] {
     let frame = read_arp(bytes);
     let claim = frame.claimed().map(|address| (address, frame.claim(OWN)));

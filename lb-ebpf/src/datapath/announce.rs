@@ -1,9 +1,10 @@
 //! ARP and neighbour discovery for the virtual addresses that the node announces at layer 2.
 //!
 //! A program of its own, `tc_announce`, runs before `tc_ingress` on the devices where addresses are announced. It sends
-//! an answer in place of the question, drops a question that it could not turn into an answer, and passes every other
-//! packet untouched. It also passes every frame whose VLAN tag the kernel has taken out: such a frame is for a VLAN
-//! device, unless its tag only has a priority.
+//! an answer in place of a request (an ARP request or a neighbour solicitation), drops a request that it could not turn
+//! into an answer, and passes every other packet untouched. It also passes every frame of a VLAN: the program of the
+//! VLAN's device, if there is one, answers the frame. A frame whose tag only has a priority is for the device itself;
+//! the answer keeps the tag.
 
 use aya_ebpf::{
     bindings::BPF_F_NO_PREALLOC,
@@ -21,7 +22,7 @@ use lb_ebpf::{
     rules::announce::{Message, Reaction, may_answer, reaction},
 };
 
-use super::{skb::Skb, words};
+use super::{link::has_vlan_beside, skb::Skb, words};
 
 /// The right of the node to answer for each address, on each device: the agent renews it.
 #[btf_map]
@@ -63,7 +64,7 @@ pub(crate) enum Done {
 /// conflict if another machine claims such an address.
 #[inline(always)]
 pub(crate) fn process(skb: &mut Skb) -> Done {
-    if skb.is_tagged() {
+    if has_vlan_beside(skb) {
         return Done::Nothing;
     }
     match skb.protocol() {

@@ -16,8 +16,8 @@ const PACKET_OTHERHOST: u32 = 3;
 const VLAN_ID: u32 = 0xfff;
 
 /// Whether the frame is for this node alone, at this device. If not, the stack forwards it, takes it as a broadcast or
-/// multicast, drops it, or hands it to a VLAN device, which has programs of its own if it is in the node's network
-/// namespace.
+/// multicast, drops it, or hands it to a VLAN device. A VLAN device in the node's network namespace has programs of its
+/// own.
 #[inline(always)]
 pub(crate) fn takes(skb: &Skb) -> bool {
     if skb.layer != Layer::Ethernet {
@@ -28,16 +28,16 @@ pub(crate) fn takes(skb: &Skb) -> bool {
     !has_vlan_beside(skb) && (kind == PACKET_HOST || (kind == PACKET_OTHERHOST && is_for_bridge(skb)))
 }
 
-/// Whether the frame belongs to a VLAN, so that the programs of the VLAN's device handle its packet, if that device has
-/// any. `l3` is the offset of the network header.
+/// Whether the frame belongs to a VLAN, so that the programs of the VLAN's device, if that device has programs, handle
+/// the packet in the frame. `l3` is the offset of the network header.
 #[inline(always)]
 pub(crate) fn is_of_vlan(skb: &Skb, l3: u32) -> bool {
     l3 > lengths::ETHERNET || has_vlan_beside(skb)
 }
 
-/// Whether the skb holds a tag that names a VLAN, outside the frame.
+/// Whether the skb holds, outside the frame, a tag that names a VLAN.
 #[inline(always)]
-fn has_vlan_beside(skb: &Skb) -> bool {
+pub(super) fn has_vlan_beside(skb: &Skb) -> bool {
     // SAFETY: the context is valid for the whole run of the program.
     let tag = unsafe { (*skb.ctx.skb.skb).vlan_tci };
     // Before Linux 6.2 the tag that a VLAN device has taken out stays in `vlan_tci`.

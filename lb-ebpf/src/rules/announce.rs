@@ -11,7 +11,7 @@ use lb_common::{Announcement, Heard};
 pub enum Message {
     /// Nothing that concerns announcements: the message is invalid, from this node, or for another machine.
     Other = 0,
-    /// A question for the MAC address of the address: an ARP request, an ARP probe (RFC 5227 §2.1), or a neighbour
+    /// A request for the MAC address of the address: an ARP request, an ARP probe (RFC 5227 §2.1), or a neighbour
     /// solicitation whose sender has an address (RFC 4861 §4.3).
     Asks = 1,
     /// A check that no machine has the address, before the sender takes it: a neighbour solicitation from the
@@ -27,7 +27,7 @@ pub enum Message {
 pub enum Reaction {
     /// The packet goes on untouched.
     Pass = 0,
-    /// The answer goes to the machine that asked, in place of the question.
+    /// The answer goes to the machine that asked, in place of the request.
     Answer = 1,
     /// The answer goes to all machines on the network (ff02::1), because the machine that asked has no address.
     AnswerAll = 2,

@@ -16,7 +16,7 @@ use std::{
 use lb_common::LAYOUT_VERSION;
 use lb_tests::{
     StopOnDrop,
-    agent::{Agent, Settings},
+    agent::{self, Agent, Settings},
     cleanup::{self, Cleanup, Resource},
     client::{Connection, ask_here, ask_http},
     guest, http,
@@ -24,6 +24,7 @@ use lb_tests::{
     manifests::Manifests,
     netns::{self, Netns},
     one_of_three, patience,
+    pump::{self, Layer},
     server::Server,
     skip,
     sniffer::{Claim, Form, Sniffer, Turn, turns},
@@ -39,9 +40,9 @@ const VIP6: &str = "2001:db8::6d";
 /// The number of the node that MetalLB's hash ranks first of three nodes.
 const BEST: usize = 3;
 const ADVERTISEMENT: &str = "{apiVersion: metallb.io/v1beta1, kind: L2Advertisement, metadata: {name: all, namespace: metallb-system}}\n";
-/// How long to wait for an announcement or a takeover, also on a machine where an agent waits for a CPU longer than its
-/// right lasts: a node that comes back must be heard for 5 s in a row before it gets its addresses again. The tests whose
-/// names say so assert how long a takeover takes.
+/// How long to wait for an announcement or a takeover. This time also suffices if an agent waits for a CPU longer than
+/// its node's right to announce lasts: another node then takes over, and gives the addresses back only after it has
+/// heard the first node for 5 s in a row. Tests that limit the time of a takeover measure it themselves.
 const SOON: Duration = Duration::from_secs(30);
 
 /// Nodes and clients on one bridge. Agents are dropped first.
@@ -118,7 +119,12 @@ impl Segment {
 
     /// MAC addresses that answer an ARP request of a client within a second.
     fn arping(&self, client: usize, address: &str) -> BTreeSet<String> {
-        let arguments = ["-I", "eth0", "-c", "1", "-w", "1", address];
+        self.arping_on("eth0", client, address)
+    }
+
+    /// Like [`arping`](Self::arping), on another device of the client.
+    fn arping_on(&self, device: &str, client: usize, address: &str) -> BTreeSet<String> {
+        let arguments = ["-I", device, "-c", "1", "-w", "1", address];
         let output = self.clients[client].command("arping").args(arguments).output().expect("arping");
         let text = String::from_utf8(output.stdout).unwrap();
         let replies = text.lines().filter(|line| line.contains("reply from"));
@@ -127,7 +133,12 @@ impl Segment {
 
     /// MAC addresses in the neighbour advertisements that answer a client's solicitation.
     fn ndisc(&self, client: usize, address: &str) -> BTreeSet<String> {
-        let arguments = ["-m", "-w", "500", "-r", "2", address, "eth0"];
+        self.ndisc_on("eth0", client, address)
+    }
+
+    /// Like [`ndisc`](Self::ndisc), on another device of the client.
+    fn ndisc_on(&self, device: &str, client: usize, address: &str) -> BTreeSet<String> {
+        let arguments = ["-m", "-w", "500", "-r", "2", address, device];
         let output = self.clients[client].command("ndisc6").args(arguments).output().expect("ndisc6");
         let text = String::from_utf8(output.stdout).unwrap();
         let lines = text.lines().filter_map(|line| line.split_once("link-layer address:"));
@@ -154,7 +165,7 @@ impl Segment {
         all
     }
 
-    /// As [`Self::list`], with the addresses that no advertisement covers.
+    /// Like [`Self::list`], but also with the addresses that no advertisement covers.
     fn list_all(&self, number: usize) -> Vec<Value> {
         let agent = self.agents[number - 1].as_ref().unwrap();
         serde_json::from_value(agent.json(&["announce", "list"]).unwrap()).unwrap()
@@ -204,7 +215,7 @@ impl Segment {
         wait_for(SOON, || Some(self.clients[0].run(connect).ok()?.server))
     }
 
-    /// The MAC address at which a client knows the address.
+    /// The MAC address that the first client's neighbour table has for the address.
     fn neighbour(&self, address: &str) -> Option<String> {
         let output = self.clients[0].command("ip").args(["neigh", "show", "to", address]).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
@@ -296,7 +307,8 @@ fn lone_node_answers_for_the_addresses_of_its_services_only() {
 #[test]
 fn multicast_group_that_cannot_be_joined_is_logged_once() {
     let mut segment = Segment::new(1);
-    // Below an MTU of 1,280 bytes the kernel takes IPv6 off the device, so that it joins no group of IPv6.
+    // Below an MTU of 1,280 bytes the kernel takes IPv6 off the device, so that the device can join no IPv6 multicast
+    // group.
     segment.nodes[0].ip("link set eth0 mtu 1200\n").unwrap();
     segment.start(&[]);
     segment.advertise();
@@ -333,23 +345,35 @@ fn restart_without_program() -> ControlFlow<String> {
         status.contains("no address is announced at layer 2 on device").then_some(())
     };
     wait_for(SOON, problems).unwrap_or_else(|| panic!("{}", agent.log()));
-    // Longer than an owner waits before it yields to a better node.
+    // Waits longer than an owner waits before it yields to a better node.
     thread::sleep(Duration::from_secs(10));
     assert_eq!(segment.owner(SOON, |_| true).0, next, "{}", agent.log());
     check_turns(&sniffer, &[(owner, false), (next, true)])
 }
 
-/// The kernel goes on serving the Service as the earlier agent has read it.
 #[test]
 fn lone_node_answers_for_a_service_that_became_invalid_before_a_restart() {
+    restart_with_an_invalid_service(None);
+}
+
+#[test]
+fn lone_node_answers_for_a_service_that_became_invalid_before_an_upgrade_to_another_layout() {
+    restart_with_an_invalid_service(Some(agent::next_binary()));
+}
+
+/// Makes the Service invalid while no agent runs, and starts the agent from the executable `binary`. The kernel
+/// continues to serve the Service as the earlier agent has read it, so the node must continue to answer for the
+/// Service's addresses.
+fn restart_with_an_invalid_service(binary: Option<PathBuf>) {
     let mut segment = Segment::new(1);
     segment.start(&[]);
     segment.advertise();
     segment.owner(SOON, |_| true);
     segment.agents[0].take().unwrap().terminate().unwrap();
     segment.folders[0].write("web", &manifests(1).replace("port: 80,", "port: 0,")).unwrap();
-    let agent = Agent::start(&segment.nodes[0], segment.settings(1, &[])).unwrap();
-    // Longer than the agent needs to read the folder and to update the records.
+    let settings = Settings { binary, ..segment.settings(1, &[]) };
+    let agent = Agent::start(&segment.nodes[0], settings).unwrap();
+    // Waits longer than the agent needs to read the folder and to update the records.
     thread::sleep(Duration::from_secs(3) * patience());
     let answers = |segment: &Segment| (segment.arping(0, VIP), segment.ndisc(0, VIP6));
     assert_eq!(answers(&segment), (of_node(1), of_node(1)), "{}", agent.log());
@@ -446,6 +470,26 @@ fn request_with_a_vlan_tag_is_answered_on_the_vlan_device_only() {
 }
 
 #[test]
+fn request_with_a_priority_tag_is_answered_on_the_device_itself() {
+    const MAC: &str = "02:00:00:00:00:77";
+    let mut segment = Segment::new(1);
+    let ends = (&segment.clients[0], &segment.nodes[0]);
+    // Priority 5 in the upper bits, and no VLAN.
+    let _pump = pump::connect((ends.0, "eth1"), (ends.1, "eth1"), Layer::Tagged(5 << 13)).unwrap();
+    ends.0.ip("address add 198.51.100.2/24 dev eth1\nlink set eth1 up\n").unwrap();
+    ends.1
+        .ip(&format!("link set eth1 address {MAC}\naddress add 198.51.100.1/24 dev eth1\nlink set eth1 up\n"))
+        .unwrap();
+    segment.start(&["--wire-device", "eth1"]);
+    let advertisement = ADVERTISEMENT.replace("}\n", ", spec: {interfaces: [eth1]}}\n");
+    segment.folders[0].write("advertisement", &advertisement).unwrap();
+    let expected = BTreeSet::from([MAC.to_owned()]);
+    let answered = |answers: BTreeSet<String>| (answers == expected).then_some(());
+    wait_for(SOON, || answered(segment.arping_on("eth1", 0, VIP))).expect("no ARP reply");
+    wait_for(SOON, || answered(segment.ndisc_on("eth1", 0, VIP6))).expect("no neighbour advertisement");
+}
+
+#[test]
 #[ignore = "only in a guest: `cargo xtask vm` runs it"]
 fn address_on_a_bond_is_answered_after_its_active_port_has_failed() {
     guest::only();
@@ -498,18 +542,19 @@ fn both() -> [IpAddr; 2] {
     [VIP, VIP6].map(|address| address.parse().unwrap())
 }
 
-/// Minimum time during which no node answers, after the right of a node to announce has expired and before the next
-/// node takes over. The right lasts 0.9 s from when the node sent its question. The members' promises to the node last
-/// 1.2 s from when the question arrived; until they end, the members promise the address to no other node.
+/// Minimum time during which no node answers, after a node's right to announce has expired and before the next node
+/// takes over. The right lasts 0.9 s from when the node sent its request. The members' grants to the node last 1.2 s
+/// from when the request arrived; until these grants end, the members grant the address to no other node.
 const SILENCE: Duration = Duration::from_millis(300);
 
 /// Asserts that exactly these nodes have claimed each address, one after the other: a node that was replaced claims
 /// nothing until its next turn, so two nodes never alternate. `true` stands for a node that took the address over by
-/// itself, `false` for one that got it by a planned hand-over. Before a node with `true` claims the address, no node
-/// claims it for [`SILENCE`]. The first node's flag has no effect.
+/// itself, `false` for a node that got the address by a planned hand-over. Before a node with `true` claims the
+/// address, no node claims it for [`SILENCE`]. The first node's flag has no effect.
 ///
-/// Breaks with the turns if there are more, each of which began as the protocol allows: a stall of the owner has ended
-/// its right, and another node has taken over. The test may make another attempt.
+/// If there are more turns than expected, and each of them began as the protocol allows, returns `Break` with the
+/// turns: the owner has lost its right during a stall, and another node has taken over. The test may then make another
+/// attempt.
 #[track_caller]
 fn check_turns(sniffer: &Sniffer, expected: &[(usize, bool)]) -> ControlFlow<String> {
     let mut longer = Vec::new();
@@ -541,7 +586,7 @@ fn is_allowed(pair: &[Turn], expected: &[(usize, bool)]) -> bool {
     silence >= SILENCE || second.mac == mac(BEST) || expected.windows(2).any(hand_over)
 }
 
-/// Waits until a node other than the last one claims both addresses.
+/// Waits until a node other than the last claimant claims both addresses.
 fn wait_for_takeover(sniffer: &Sniffer) {
     let before = both().map(|address| turns(&sniffer.claims(address)).len());
     let has_moved = || {
@@ -554,15 +599,15 @@ fn wait_for_takeover(sniffer: &Sniffer) {
 /// The times at which a node announces an address to all machines, in milliseconds after its first announcement.
 const BURST: [u64; 5] = [0, 1_100, 2_200, 3_300, 5_000];
 /// How much earlier than in [`BURST`] a frame may follow: the agent counts these times from the takeover, and sends the
-/// first frame some time after it.
+/// first frame some time after the takeover.
 const EARLY: Duration = Duration::from_millis(100);
-/// How much later a frame may follow: the agent checks each 200 ms which frames are due.
+/// How much later a frame may follow: the agent checks every 200 ms which frames are due.
 const LATE: Duration = Duration::from_millis(500);
 
 /// Asserts that the node announces both addresses at the times of [`BURST`]: the IPv4 address by an ARP request and an
-/// ARP reply each time, the IPv6 address by an unsolicited neighbour advertisement that overrides other entries. A frame
-/// may be as much earlier or later than usual as tasks have waited for a CPU since `stopwatch` was started, before the
-/// takeover.
+/// ARP reply each time, the IPv6 address by an unsolicited neighbour advertisement that overrides other entries. In
+/// addition to [`EARLY`] and [`LATE`], allows for the time that tasks have waited for a CPU, I/O or memory since the
+/// start of `stopwatch`, which is before the takeover.
 fn assert_burst(sniffer: &Sniffer, number: usize, stopwatch: Stopwatch) {
     let [request, reply] = [Form::ArpRequest, Form::ArpReply];
     let advertisement = Form::Advertisement { solicited: false, overrides: true };
@@ -762,13 +807,13 @@ fn set_nodes_apart() -> ControlFlow<String> {
     wait_for(SOON, || misses(conditions(&segment)).then_some(())).expect("a condition names the voters");
 
     // The owner and each of the two other nodes hear each other again. The two other nodes must not hear each other:
-    // until both have received a message of the owner, they could promise the addresses to each other.
+    // until both have received a message of the owner, they could grant the addresses to each other.
     segment.split(&[&[owner, others[0]], &[owner, others[1]]]);
     wait_for_takeover(&sniffer);
     check_turns(&sniffer, &[(owner, false), (next, true), (owner, true)])?;
     wait_for(SOON, || (!misses(conditions(&segment))).then_some(())).expect("the condition ends");
 
-    // All hear each other again, which changes nothing.
+    // All nodes hear each other again, which changes nothing.
     segment.split(&[&[1, 2, 3]]);
     thread::sleep(Duration::from_secs(1));
     check_turns(&sniffer, &[(owner, false), (next, true), (owner, true)])?;
@@ -785,7 +830,7 @@ fn set_nodes_apart() -> ControlFlow<String> {
     ControlFlow::Continue(())
 }
 
-/// Waits until no node has claimed the addresses for 2 s, longer than a promise lasts.
+/// Waits until no node has claimed the addresses for 2 s, longer than a grant lasts.
 fn wait_until_quiet(sniffer: &Sniffer) {
     let claimed = || both().map(|address| sniffer.claims(address).len());
     let mut last = (claimed(), Instant::now());
@@ -814,7 +859,7 @@ fn announced_address_on_a_device_of_the_node_is_a_condition_until_it_is_removed(
     let advice = |device: &str| format!("remove it with `ip address del {VIP}/32 dev {device}`");
     let is_named = |device: &str| conditions(&segment).iter().any(|it| it.contains(&advice(device)));
     assert!(!is_named("lo") && !is_named("leftover"));
-    // A device that is down, as `kube-ipvs0` is.
+    // Creates a device that is down, as `kube-ipvs0` is.
     segment.nodes[0].ip("link add leftover type bridge\n").unwrap();
     for device in ["lo", "leftover"] {
         segment.nodes[0].ip(&format!("address add {VIP}/32 dev {device}\n")).unwrap();

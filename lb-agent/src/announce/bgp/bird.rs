@@ -12,7 +12,7 @@ use tracing::info;
 
 use super::control::{Refusal, ask};
 
-/// Number of updates, after a failed attempt, that do not try the same configuration text again.
+/// After a failed attempt, this many updates do not try the same configuration text again.
 const RETRY: u32 = 5;
 
 /// BIRD's configuration file and control socket, and what the agent knows about the file: its content, and whether BIRD
@@ -107,8 +107,8 @@ impl Bird {
     }
 
     /// Writes the text to the configuration file and makes BIRD use it. A text that BIRD refuses never replaces the
-    /// content of the file. While BIRD does not answer, the text replaces the content, unchecked, only if not
-    /// `self.is_accepted`.
+    /// content of the file. If BIRD does not answer, content that BIRD has accepted (`self.is_accepted`) stays, and the
+    /// text replaces any other content unchecked.
     async fn use_text(&mut self, text: &str) -> Result<(), String> {
         let (file, new) = (self.file.clone(), beside(&self.file));
         let (name, socket) = (file.display(), self.socket.display());
@@ -171,7 +171,7 @@ fn read(file: &Path) -> io::Result<String> {
 }
 
 /// The text of the error. If the agent lacks a permission, the text also says what to do: in the packaged unit
-/// (docs/package.md), root may neither open files of others, nor give a file to a group that root is not in.
+/// (docs/package.md), root may neither open files of other users, nor give a file to a group that root is not in.
 fn with_hint(error: &io::Error) -> String {
     if error.kind() != io::ErrorKind::PermissionDenied {
         return error.to_string();
@@ -189,7 +189,8 @@ fn beside(file: &Path) -> PathBuf {
     name.into()
 }
 
-/// The mode of a file with passwords: read and write for its owner, and read for its group if `mode` has that.
+/// The mode of a file with passwords: read and write for its owner, and read for its group if `mode` has that
+/// permission.
 const fn restricted(mode: u32) -> u32 {
     0o600 | mode & 0o040
 }
@@ -219,8 +220,8 @@ fn write(file: &Path, like: &Path, text: &str) -> io::Result<()> {
     writer.sync_all()
 }
 
-/// The command by which BIRD parses a file without using it. It names the absolute path, because BIRD has another
-/// working directory.
+/// The command by which BIRD parses a file without using it. The command names the absolute path, because BIRD has
+/// another working directory.
 fn check(file: &Path) -> String {
     let file = path::absolute(file).unwrap_or_else(|_| file.to_owned());
     format!("configure check \"{}\"", file.display())
@@ -257,7 +258,7 @@ mod tests {
         lb_core::announce::bgp::configuration(&advertised, 1, &Labels::default())
     }
 
-    /// Plays BIRD at the control socket: expects these commands in this order, and sends each one's answer.
+    /// Plays BIRD at the control socket: expects these commands in this order, and sends the answer to each command.
     async fn serve(listener: UnixListener, talks: &[(String, &'static str)]) {
         for (command, answer) in talks {
             let (stream, _) = listener.accept().await.unwrap();
@@ -377,7 +378,7 @@ mod tests {
         bed.bird.update(&configuration(2), true).await.unwrap();
         assert!(bed.has(2), "BIRD has not accepted the first one");
         assert_eq!(bed.update(3, &[("check", OK), ("configure", DONE)]).await, None);
-        // A restarted agent finds the configuration file that the earlier one wrote, and does not write it again.
+        // A restarted agent finds the configuration file that the earlier agent wrote, and does not write it again.
         bed.bird = Bird::new(bed.file.clone(), bed.socket.clone());
         assert_eq!(bed.update(3, &[("configure", DONE)]).await, None);
     }

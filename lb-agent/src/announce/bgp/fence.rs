@@ -28,11 +28,11 @@ use crate::daemon::socket::FOLDER;
 /// While no message arrives, the fence compares the clock with its deadline at this interval; after the deadline, it
 /// removes routes at this interval.
 const LOOK: Duration = Duration::from_secs(1);
-/// Time without a message after which a fence that has got a signal ends. When a Pod ends, its agent gets the signal as
-/// well: without a fence, the agent would withdraw its routes.
+/// Time without a message after which a fence that has got a signal ends. When a Pod ends, its agent also gets the
+/// signal. An agent that finds no fence when it stops withdraws the announced routes.
 const SILENCE: Duration = Duration::from_secs(4);
-/// Time from the signal after which the fence ends even while messages arrive; it may take [`LOOK`] longer. Kubernetes
-/// kills the containers of the Pod after 10 s.
+/// Time from the signal after which the fence ends even while messages arrive; the fence may take [`LOOK`] longer.
+/// Kubernetes kills the containers of the Pod after 10 s.
 const LONGEST: Duration = Duration::from_secs(8);
 /// The message of a healthy agent.
 const HEARTBEAT: &[u8] = b"1";
@@ -69,7 +69,7 @@ impl Heart {
 
 /// Removes the announced routes in a table once `lifetime` has passed since the last heartbeat. After SIGTERM or
 /// SIGINT, returns once 4 s have passed since the signal and since the last message of an agent, but at most about 9 s
-/// after the signal. Routes that are in the table then stay.
+/// after the signal. Routes that are still in the table when this function returns stay there.
 ///
 /// # Errors
 /// Another fence runs, the socket cannot be bound, or signals or heartbeats cannot be received.

@@ -1,5 +1,5 @@
-//! The task that announces load balancers' addresses by BGP: it keeps routes for a BGP daemon, and the configuration of
-//! BIRD.
+//! The task that announces the addresses of Services of type LoadBalancer by BGP: it keeps routes for a BGP daemon, and
+//! the configuration of BIRD.
 //!
 //! ```text
 //! source ──Advertised──▶ task ──routes────────▶ kernel table ──▶ BIRD, FRR ──▶ routers
@@ -49,8 +49,8 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Interval of heartbeats to the fence, and of checks of the routing table. Changes of the inputs cause further ones,
-/// and BIRD can delay them. An unhealthy agent sends probes in place of heartbeats.
+/// Interval of heartbeats to the fence, and of checks of the routing table. A change of the inputs causes another
+/// heartbeat and check, and a slow answer of BIRD delays both. An unhealthy agent sends probes in place of heartbeats.
 const TICK: Duration = Duration::from_secs(1);
 /// Interval at which the agent reads the state of the sessions from BIRD.
 const LOOK: Duration = Duration::from_secs(5);
@@ -78,7 +78,7 @@ pub struct BirdPaths {
 pub struct Sources {
     /// BGP and other advertisements, BGP peers, and address pools.
     pub advertised: watch::Receiver<Advertised>,
-    /// The Services that have a load balancer's address.
+    /// The Services that have a load balancer address.
     pub holders: watch::Receiver<HolderMap>,
     /// Whether the Services are in the kernel; becomes true after `holders` has them.
     pub synchronised: watch::Receiver<bool>,
@@ -105,7 +105,7 @@ pub struct RouteAnnouncer {
     is_ready: bool,
     /// Which part of the objects the agent had read when it computed `wanted` and `configuration`.
     complete: Completeness,
-    /// Whether this node may receive traffic to load balancers' addresses: if not, it announces no route.
+    /// Whether this node may receive traffic to load balancer addresses: if not, it announces no route.
     is_eligible: bool,
     wanted: BTreeMap<IpNet, Offer>,
     /// The addresses that the routes in `wanted` announce, each with its pool.
@@ -117,13 +117,13 @@ pub struct RouteAnnouncer {
     derives_id: Option<bool>,
     /// When to read the state of the sessions from BIRD again.
     look_at: Instant,
-    /// The conditions that `status` shows since the last update; only new ones are logged.
+    /// The conditions that `status` shows since the last update; only new conditions are logged.
     conditions: Vec<String>,
 }
 
-/// Handles announced routes when a signal stops the agent. Without a fence process, removes the routes at once. With
-/// one, leaves them: the fence removes them unless an agent sends it a heartbeat within the fence's `--lifetime`, so a
-/// restart withdraws nothing.
+/// Handles announced routes when a signal stops the agent. Without a fence process, removes the routes at once. With a
+/// fence, leaves the routes: the fence removes them unless an agent sends a heartbeat within the fence's `--lifetime`,
+/// so a restart withdraws nothing.
 ///
 /// # Errors
 /// The socket for a probe of the fence cannot be opened, or the kernel refuses to list or to remove a route.
@@ -207,8 +207,8 @@ impl RouteAnnouncer {
     }
 
     /// Brings routes and configuration up to date. Sends the heartbeat first, so that the fence does not remove new
-    /// routes. An unhealthy agent sends no heartbeat. It also adds no routes: the missing ones may be those that the
-    /// fence has removed because heartbeats stopped.
+    /// routes. An unhealthy agent sends no heartbeat and adds no routes: the fence may have removed the missing routes
+    /// because heartbeats stopped.
     async fn update(&mut self) {
         let mut conditions = Vec::new();
         let is_healthy = self.state.health().healthy;
@@ -242,8 +242,8 @@ impl RouteAnnouncer {
         self.report(fence, conditions);
     }
 
-    /// Exports how many BGP sessions are established and how many are down, if the agent configures BIRD and is ready, at
-    /// most once per [`LOOK`].
+    /// Exports how many BGP sessions are established and how many are down, if the agent configures BIRD and is ready,
+    /// at most once per [`LOOK`].
     async fn look_at_sessions(&mut self) {
         let Some(bird) = self.bird.as_ref().filter(|_| self.is_ready && self.look_at <= Instant::now())
         else {
@@ -262,8 +262,8 @@ impl RouteAnnouncer {
         self.complete = *complete.borrow_and_update();
         let Some(Member { labels, may_announce, .. }) = &*node else { return };
         let (advertised, holders) = (advertised.borrow_and_update(), holders.borrow_and_update());
-        // The last good state of an unread object, which this agent does not know, may ask for routes of an earlier
-        // agent.
+        // An unread object may, in its last good state, have asked for routes that an earlier agent announced. This
+        // agent does not know that state.
         if advertised.bgp.unread.may_ask_for_routes() {
             self.complete = self.complete.min(Completeness::Readable);
         }

@@ -35,8 +35,8 @@ pub(super) struct Known<'a> {
     pub(super) wanted: &'a BTreeMap<IpNet, Offer>,
     pub(super) holders: &'a BTreeMap<ObjectName, Holder>,
     pub(super) node: &'a Arc<str>,
-    /// True if the agent has read every object, or if this node may not announce. In both cases the update removes
-    /// those routes of an earlier agent that are not wanted.
+    /// True if the agent has read every object, or if this node may not announce. In both cases the update removes the
+    /// unwanted routes of an earlier agent.
     pub(super) is_complete: bool,
 }
 
@@ -72,7 +72,7 @@ impl Table {
             wanted.contains(range) || network(*range).is_some_and(|net| adopted.routes().contains(&net))
         };
         // `guard` adds its rule before `update` adds the first route: once routers send packets to this node, the
-        // kernel must not forward those that no program translates.
+        // kernel must not forward packets that no program has translated.
         self.routes.guard()?;
         let none = BTreeSet::new();
         let RouteUpdate { added, removed, present, refused } =

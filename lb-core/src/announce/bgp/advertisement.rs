@@ -40,7 +40,7 @@ impl BgpAdvertisement {
     ///
     /// # Errors
     ///
-    /// The first invalid field, or one that is not supported.
+    /// The first field that is invalid or not supported.
     pub fn new(advertisement: &api::BgpAdvertisement) -> Result<Self, ConvertError> {
         let name = object_name("BGPAdvertisement", &advertisement.metadata)?;
         let object = Object::new("BGPAdvertisement", &name);
@@ -113,7 +113,8 @@ impl BgpAdvertisement {
         Some((field(net.addr().is_ipv4()), why))
     }
 
-    /// A range of the pool, if one is too small to contain even one route of the configured prefix length.
+    /// The first range of the pool that is too small to contain even one route of the configured prefix length, if
+    /// there is one.
     fn too_wide(&self, pool: &Pool) -> Option<AddressRange> {
         let fits = |range: &&AddressRange| {
             let length = self.length(range.first());
@@ -122,8 +123,8 @@ impl BgpAdvertisement {
         pool.ranges.iter().find(|range| !fits(range)).copied()
     }
 
-    /// A route to `pool` that also covers addresses of a pool out of scope; with that pool. A route within a range of
-    /// `pool` does not count, even if another pool overlaps the range.
+    /// A route to `pool` that also covers addresses of another pool, which is out of scope; returned with that other
+    /// pool. A route within a range of `pool` does not count, even if another pool overlaps the range.
     fn stray<'a>(&self, pool: &Pool, pools: &'a [Pool]) -> Option<(IpNet, &'a Pool)> {
         let is_within = |set: &RouteSet| {
             let route = AddressRange::from(set.network);
@@ -140,7 +141,8 @@ impl BgpAdvertisement {
         })
     }
 
-    /// The route by which the address is announced: the network of the configured prefix length that contains it.
+    /// The route by which the address is announced: the network of the configured prefix length that contains the
+    /// address.
     pub(super) fn route(&self, address: IpAddr) -> IpNet {
         IpNet::new(address, self.length(address)).map_or_else(|_| address.into(), |net| net.trunc())
     }

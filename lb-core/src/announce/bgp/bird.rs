@@ -4,8 +4,8 @@
 //! the node's name and labels, MetalLB's objects, and the passwords in the Secrets that these objects name. So no
 //! change of a Service makes BIRD reconfigure. While an object that a session needs has errors or has not been read,
 //! the session is held back: its text stays as it is in the file. Comments in the text of a session name the objects
-//! from which it was made. By these an agent that has restarted knows which sessions need an object that it cannot
-//! read.
+//! from which the agent created it. From these comments, a restarted agent knows which sessions need an object that it
+//! cannot read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -49,20 +49,21 @@ pub struct Configuration {
     derived_id: Option<Ipv4Addr>,
     /// The text of each session, by peer.
     sessions: BTreeMap<ObjectName, String>,
-    /// Peers that have errors or whose passwords are unknown, or to which an advertisement with an error applies. Their
-    /// sessions stay as the file has them.
+    /// Peers that have errors or whose passwords are unknown, or to which an advertisement with an error applies. The
+    /// sessions with these peers stay as they are in the file.
     pub held_back: BTreeSet<ObjectName>,
-    /// The comments that name unread objects. Sessions with one of these comments stay as the file has them.
+    /// The comments that name unread objects. Sessions with one of these comments stay as they are in the file.
     unread: BTreeSet<String>,
-    /// Errors: objects that name an unknown or ambiguous community or a missing BFDProfile, or that contradict others,
-    /// and advertisements whose routes to a pool are refused.
+    /// Errors: objects that name an unknown or ambiguous community or a missing BFDProfile, or that contradict other
+    /// objects, and advertisements whose routes to a pool are refused.
     pub errors: Vec<ConvertError>,
     /// Warnings about fields without the intended effect: references to a missing BGPPeer, or to an IPAddressPool that
     /// is missing or not used, and a local preference that another advertisement overrides.
     pub warnings: Vec<ConvertError>,
 }
 
-/// Makes the configuration for a node with these labels; `table` is the kernel's routing table with the node's routes.
+/// Creates the configuration for a node with these labels; `table` is the kernel's routing table with the node's
+/// routes.
 pub fn configuration(advertised: &Advertised, table: u32, labels: &Labels) -> Configuration {
     let unread = comments_of(&advertised.bgp.unread);
     let result = Configuration { table, unread, ..Configuration::default() };
@@ -88,15 +89,16 @@ impl Configuration {
 
     /// The text of the file, which may contain passwords. A session that is held back stays as it is in `last`, the
     /// text in use. If `last` lacks the session, the new text contains the session without the parts that have errors,
-    /// or omits it if the peer itself has an error or its password is unknown. A session that was made from an unread
-    /// object is held back as well. Unless the agent has read every object that it can read (`is_complete`), all sessions
-    /// of `last` are held back, because they may come from objects that it has not read yet.
+    /// or omits the session if the peer itself has an error, or if the peer's password is unknown. A session that was
+    /// made from an unread object is held back as well. Unless the agent has read every object that it can read
+    /// (`is_complete`), all sessions of `last` are held back, because they may come from objects that the agent has not
+    /// read yet.
     pub fn text(&self, last: &str, is_complete: bool) -> String {
         let known = sessions_of(last);
         let mut sessions: BTreeMap<String, &str> =
             self.sessions.iter().map(|(name, text)| (comment(name), &**text)).collect();
         let held_back: BTreeSet<String> = self.held_back.iter().map(comment).collect();
-        // An unread peer may set the router id in use. Another one would end all sessions.
+        // An unread peer may have set the router id in use. A different id would end all sessions.
         let keeps_id =
             !is_complete || known.keys().any(|name| self.unread.contains(&origin("BGPPeer", name)));
         let is_unread = |text: &str| text.lines().any(|line| self.unread.contains(line));
@@ -137,7 +139,7 @@ fn router_id(node: &str) -> Ipv4Addr {
     Ipv4Addr::new(0x80 | a & 0x3f, b, c, d)
 }
 
-/// The sessions in a configuration text, by the peer's name in the comment before each.
+/// The sessions in a configuration text, by the peer's name in the comment before each session.
 pub(super) fn sessions_of(text: &str) -> BTreeMap<&str, &str> {
     let starts: Vec<usize> = text.match_indices(SESSION).map(|(start, _)| start).collect();
     let ends = starts.iter().skip(1).copied().chain([text.len()]);
@@ -269,8 +271,8 @@ impl<'a> Builder<'a> {
         peers
     }
 
-    /// Checks that a peer contradicts neither earlier peers nor the one that sets the router id. Returns its BFD
-    /// profile.
+    /// Checks that a peer contradicts neither earlier peers nor the peer that sets the router id. Returns the BFD
+    /// profile of the checked peer.
     fn resolve_peer(
         &self,
         peer: &Peer,

@@ -1,5 +1,5 @@
 //! Announcing by BGP. The agent speaks no BGP: it offers routes to a BGP daemon on the node, and writes the
-//! configuration of one (BIRD) from MetalLB's objects.
+//! configuration of the daemon BIRD from MetalLB's objects.
 //!
 //! ```text
 //! advertisement  BGPAdvertisement: which pools are announced, as which routes, with which attributes

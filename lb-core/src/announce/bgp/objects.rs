@@ -38,8 +38,8 @@ pub struct Objects {
 }
 
 /// Names of objects that exist, but that the agent has never been able to read. An earlier agent may have read them
-/// before an edit made them invalid. Routes and sessions in their last good state, which this agent does not know, are
-/// then in the table and in BIRD's file.
+/// before an edit made them invalid. Then the routing table and BIRD's file still have the routes and sessions of the
+/// objects' last good state, which this agent does not know.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Unread {
     /// `BGPAdvertisement` objects.

@@ -93,7 +93,7 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// The first invalid field, or one that BIRD cannot express.
+    /// The first field that is invalid or that BIRD cannot express.
     pub fn new(peer: &api::BgpPeer) -> Result<Self, ConvertError> {
         let name = object_name("BGPPeer", &peer.metadata)?;
         let object = Object::new("BGPPeer", &name);
@@ -156,7 +156,7 @@ impl Peer {
     ///
     /// # Errors
     ///
-    /// The rules for passwords, if `text` breaks one. The error does not show `text`.
+    /// The rules for passwords, if `text` breaks any of them. The error does not show `text`.
     pub fn set_password(&mut self, text: &str) -> Result<(), &'static str> {
         self.password = Some(quoted_password(text).ok_or(VALID_PASSWORD)?);
         Ok(())
@@ -229,8 +229,8 @@ fn seconds(object: &Object, field: &str, text: Option<&str>) -> Result<Option<u6
     }
 }
 
-/// Parses a duration as Go's `time.ParseDuration` does, such as `1m30s`, `+1.5m` or `0`, but no negative one. The result
-/// is in nanoseconds.
+/// Parses a duration as Go's `time.ParseDuration` does, such as `1m30s`, `+1.5m` or `0`, but no negative duration. The
+/// result is in nanoseconds.
 fn nanoseconds(text: &str) -> Option<u128> {
     let text = text.strip_prefix('+').unwrap_or(text);
     if text == "0" {
@@ -257,7 +257,7 @@ fn nanoseconds(text: &str) -> Option<u128> {
     (!text.is_empty()).then_some(sum)
 }
 
-/// A decimal number such as `1.5` or `.5`, times the unit; a part that is less than 1 is lost.
+/// A decimal number such as `1.5` or `.5`, times the unit, rounded down to an integer.
 fn times(number: &str, unit: u128) -> Option<u128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let digits = |text: &str| if text.is_empty() { Some(0) } else { text.parse::<u64>().ok() };
@@ -345,8 +345,8 @@ fn number<T: TryFrom<i64>>(
 }
 
 impl BfdProfile {
-    /// Reads a profile. Also returns an error for `echoMode` and for `minimumTtl` if its value has no effect.
-    /// (`echoInterval`, a detail of `echoMode`, gets no error of its own.)
+    /// Reads a profile. Also returns an error for `echoMode: true` and for a `minimumTtl` other than 254, because BIRD
+    /// supports neither. (`echoInterval`, a detail of `echoMode`, gets no error of its own.)
     ///
     /// # Errors
     ///

@@ -14,7 +14,8 @@ use crate::{load_balancer::Labels, model::ObjectName};
 /// Why a node offers a route.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Offer {
-    /// The addresses that the route leads to and that this node serves, each with the Services that it serves there.
+    /// The addresses that the route leads to and that this node serves, each with the Services that the node serves
+    /// there.
     pub addresses: BTreeMap<IpAddr, BTreeSet<ObjectName>>,
     /// The advertisements that announce the route.
     pub advertisements: BTreeSet<ObjectName>,
@@ -82,15 +83,15 @@ fn serves(holder: &Holder, this: &Arc<str>, address: IpAddr) -> bool {
     holder.is_served_at(address) && holder.here.contains(&address) && holder.lets_announce(this, address)
 }
 
-/// Whether the Services that have the address show that the node `this` must not announce it: there are some, and the
-/// node serves none of them at the address.
+/// Whether the Services that have the address show that the node `this` must not announce it: at least one Service has
+/// the address, and the node serves no such Service at the address.
 pub fn is_refuted(holders: &BTreeMap<ObjectName, Holder>, this: &Arc<str>, address: IpAddr) -> bool {
     let mut of = holders.values().filter(|holder| holder.addresses.contains(&address)).peekable();
     of.peek().is_some() && !of.any(|holder| serves(holder, this, address))
 }
 
 /// Routes that an earlier agent has left in the table, and that this agent cannot judge yet: objects that it has not
-/// read yet may call for them.
+/// read yet may call for these routes.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Adopted(BTreeSet<IpNet>);
 
@@ -100,9 +101,12 @@ impl Adopted {
         Self(found)
     }
 
-    /// Removes the routes that this agent can now judge: those that are `wanted`; a route to a single address, if
-    /// Services have the address and the node `this` serves no Service at the address; and, if `complete`, all routes:
-    /// the agent has read every object, or the node may not announce.
+    /// Removes the routes that this agent can now judge:
+    ///
+    /// - the routes that are `wanted`,
+    /// - a route to a single address, if Services have the address and the node `this` serves no Service at the
+    ///   address,
+    /// - if `complete`, all routes: the agent has read every object, or the node may not announce.
     pub fn settle(
         &mut self,
         wanted: &BTreeMap<IpNet, Offer>,

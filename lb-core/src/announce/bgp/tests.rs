@@ -403,7 +403,7 @@ fn object_with_an_error_holds_back_its_peers_only() {
         (peer("s", "10.0.0.1", json!({})), "spec.peerAddress: Invalid value", vec!["s"]),
         (peer("t", "10.0.0.1", json!({})), "spec.peerAddress: Invalid value", vec!["t"]),
     ] {
-        // Meanwhile the other peer changes, and a third one is added.
+        // Meanwhile the other peer changes, and a third peer is added.
         let more =
             [broken, peer("r", "10.0.0.1", json!({"holdTime": "9s"})), peer("u", "10.0.0.4", json!({}))];
         let found = find(&[&sound[..], &more].concat());
@@ -608,7 +608,7 @@ fn higher_local_preference_wins_and_is_reported() {
     assert!(texts(&warnings)[0].contains("spec.localPref"), "{warnings:?}");
 }
 
-/// What the session with the peer `name` of the objects has, between its first line and the next session.
+/// The text of the session with the peer `name`, in the configuration for these objects.
 fn session(objects: &[Value], name: &str) -> String {
     let found = configuration(&advertised(objects), 1080, &labels());
     assert_eq!((texts(&found.errors), texts(&found.warnings)), (Vec::new(), Vec::new()));
@@ -718,7 +718,7 @@ fn served_addresses_of_advertised_pools_are_routes() {
     assert_eq!(of(&on("n2"), &service), "");
     let aggregate = with(json!({"aggregationLength": 28, "aggregationLengthV6": 120}));
     assert_eq!(of(&aggregate, &service), "203.0.113.0/28 2001:db8::/120");
-    // A pool that overlaps an older one, and that the advertisement does not name, takes no route away.
+    // A pool that overlaps an older pool, and that the advertisement does not name, takes no route away.
     let overlapping = |spec: Value| {
         vec![pool("one", &["203.0.113.0/28"]), pool("other", &["203.0.113.8/29"]), advertisement("a", spec)]
     };
@@ -727,7 +727,7 @@ fn served_addresses_of_advertised_pools_are_routes() {
     assert_eq!(of(&aggregated, &holder(&["203.0.113.9"], None)), "", "the route has addresses of pool one");
     let too_wide = with(json!({"aggregationLength": 27}));
     assert_eq!(of(&too_wide, &service), "", "no part of a pool that a route would exceed is announced");
-    // An address that belongs to no pool any more, and one whose Service has no endpoint.
+    // The node offers no route to an address that belongs to no pool any more, or whose Service has no endpoint.
     assert_eq!(of(&with(json!({})), &holder(&["192.0.2.1"], None)), "");
     assert_eq!(of(&with(json!({})), &Holder { served: Families::NONE, ..service.clone() }), "");
     // The kernel serves the Service at only one of its addresses.
@@ -780,8 +780,8 @@ fn routes_of_an_earlier_agent_stay_until_their_objects_are_known() {
         adopted.routes().iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
     };
     let mut adopted = Adopted::new(found);
-    // One route is wanted, one leads to a Service without an endpoint on this node, one to a Service whose
-    // advertisement is unknown.
+    // 203.0.113.1/32 is wanted, 203.0.113.2/32 leads to a Service without an endpoint on this node, and 203.0.113.3/32
+    // to a Service whose advertisement is unknown.
     let services = [holder(&["203.0.113.2"], Some(&["n2"])), holder(&["203.0.113.3"], None)];
     let left = after(&mut adopted, &["203.0.113.1/32"], &services, false);
     assert_eq!(left, "203.0.113.0/28 203.0.113.3/32 203.0.113.4/32");
