@@ -33,9 +33,9 @@ pub const DEFAULT_NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 /// Whether a Service gets a cluster IP outside the ranges if it requests one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutsideRanges {
-    /// It does: the user has set no ranges, and the default ranges are a guess.
+    /// The Service gets it: the user has set no ranges, and the default ranges are a guess.
     Accepted,
-    /// It does not, as with an API server.
+    /// The Service does not get it, as with an API server.
     Refused,
 }
 
@@ -80,9 +80,10 @@ pub fn known_allocations(contents: &Contents) -> Allocations {
     known
 }
 
-/// Allocates cluster IPs and node ports: those that the Service requests, else those that it has, else the first free
-/// ones, searched from a position that a hash of its name determines. So [`assign_all`](Self::assign_all) gives the
-/// same Services the same values even if no earlier allocation is known. No two Services have the same value.
+/// Allocates cluster IPs and node ports: the values that the Service requests, else the values that it has, else the
+/// first free values, searched from a position that a hash of the Service's name determines. So
+/// [`assign_all`](Self::assign_all) gives the same Services the same values even if no earlier allocation is known. No
+/// two Services have the same value.
 #[derive(Clone, Debug)]
 pub struct Allocator {
     ranges: Vec<IpRange>,
@@ -96,8 +97,9 @@ pub struct Allocator {
 impl Allocator {
     /// An allocator of addresses from the first range of each family in `ranges`. A single-stack Service that requests
     /// no family gets the family of the first element of `ranges`. `known` holds the allocations of existing Services,
-    /// see [`known_allocations`]. The allocator drops a port that is out of range, and such a cluster IP unless `outside`
-    /// accepts it. If two Services have the same value, the first one by name keeps it.
+    /// see [`known_allocations`]. The allocator drops a port that is out of range. It also drops a cluster IP that is
+    /// out of range, unless `outside` accepts it. If two Services have the same value, the first Service by name keeps
+    /// it.
     pub fn new(
         ranges: &[IpNet],
         outside: OutsideRanges,
@@ -120,12 +122,10 @@ impl Allocator {
         for (service, mut allocation) in known {
             allocation.cluster_ips.retain(|ip| {
                 let is_in_range = allocator.ranges.iter().any(|range| range.contains(*ip));
-                (is_in_range || outside == OutsideRanges::Accepted) && !allocator.ip_owner.contains_key(ip)
+                is_in_range || outside == OutsideRanges::Accepted
             });
-            let ports = &allocator.node_ports;
-            let owners = &allocator.port_owner;
-            allocation.node_ports.retain(|_, port| ports.contains(port) && !owners.contains_key(port));
-            allocator.commit(&service, allocation);
+            allocation.node_ports.retain(|_, port| allocator.node_ports.contains(port));
+            allocator.commit_free(&service, allocation);
         }
         allocator
     }
@@ -157,8 +157,12 @@ impl Allocator {
 
     /// Assigns to many Services at once, independent of their order: first reserves all requested values, then
     /// allocates the others in order of the names. Returns each error by the index of its Service, and does not change
-    /// the objects of Services with an error.
+    /// the objects of Services with an error. Such a Service keeps what it had, except what another Service has got in
+    /// this call.
     pub fn assign_all(&mut self, services: &mut [api::Service]) -> BTreeMap<usize, ConvertError> {
+        let names = services.iter().map(|service| convert::object_name("Service", &service.metadata).ok());
+        let before: Vec<Option<(ObjectName, Allocation)>> =
+            names.map(|name| name.map(|name| (name.clone(), self.allocation(&name)))).collect();
         let mut order: Vec<usize> = (0..services.len()).collect();
         order.sort_by_key(|index| {
             let metadata = &services[*index].metadata;
@@ -181,7 +185,28 @@ impl Allocator {
                 self.record(index, &mut errors, |s| s.assign(&mut services[index]));
             }
         }
+        // A refused Service may have reserved other values than it had.
+        let refused: Vec<_> = errors.keys().filter_map(|index| before[*index].clone()).collect();
+        refused.iter().for_each(|(name, _)| self.release(name));
+        for (name, allocation) in refused {
+            self.commit_free(&name, allocation);
+        }
         errors
+    }
+
+    /// What a Service has been allocated.
+    fn allocation(&self, service: &ObjectName) -> Allocation {
+        self.services.get(service).cloned().unwrap_or_default()
+    }
+
+    /// Gives the Service those values of `allocation` that no other Service has. The Service must not have any values
+    /// yet.
+    fn commit_free(&mut self, service: &ObjectName, mut allocation: Allocation) {
+        let is_free = |port: &u16| !self.port_owner.contains_key(port);
+        allocation.cluster_ips.retain(|ip| !self.ip_owner.contains_key(ip));
+        allocation.node_ports.retain(|_, port| is_free(port));
+        allocation.health_check_node_port = allocation.health_check_node_port.filter(is_free);
+        self.commit(service, allocation);
     }
 
     /// Releases all addresses and ports of a deleted Service.
@@ -224,7 +249,8 @@ impl Allocator {
         };
     }
 
-    /// Reserves the values that a Service requests, and those that it has and still needs, but allocates no new ones.
+    /// Reserves the values that a Service requests, and the values that it has and still needs, but allocates no new
+    /// values.
     fn reserve(&mut self, service: &api::Service) -> Result<(), ConvertError> {
         let name = convert::object_name("Service", &service.metadata)?;
         let object = Object::new("Service", &name);
@@ -233,7 +259,7 @@ impl Allocator {
         let Requested { families, ips: mut explicit, .. } = request.requested(spec)?;
         let mut node_ports = request.explicit_node_ports(spec)?;
         let mut health_check_node_port = request.explicit_health_check_node_port(spec)?;
-        let before = self.services.get(&name).cloned().unwrap_or_default();
+        let before = self.allocation(&name);
         for ip in before.cluster_ips.into_iter().filter(|ip| families.contains(&Family::of(*ip))) {
             if !explicit.iter().any(|other| Family::of(*other) == Family::of(ip)) {
                 explicit.push(ip);

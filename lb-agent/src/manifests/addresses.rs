@@ -1,4 +1,5 @@
-//! Allocates cluster IPs, node ports and load balancers' addresses to the Services of the folder.
+//! Allocates cluster IPs and node ports to the Services of the folder, and addresses from pools to those of type
+//! LoadBalancer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,7 +27,7 @@ const POOL_OF_FLAG: &str = "load-balancer-pool";
 /// The annotation by which a Service requests addresses.
 const LOAD_BALANCER_IPS: &str = "metallb.io/loadBalancerIPs";
 
-/// A Service with its addresses, or the error because of which it keeps its last good state.
+/// A Service with its addresses, or the error because of which the Service keeps its last good state.
 pub(super) type Assignment = Result<Assigned, FieldError>;
 
 /// A Service after the allocation of its addresses.
@@ -34,27 +35,28 @@ pub(super) type Assignment = Result<Assigned, FieldError>;
 pub(super) struct Assigned {
     /// The Service with its addresses; `None` for a Service without virtual addresses.
     pub(super) service: Option<Service>,
-    /// Whether the Service's load balancer waits for addresses.
+    /// Whether the Service, if it is of type LoadBalancer, waits for addresses.
     pub(super) waits: Waits,
 }
 
-/// Whether and why a load balancer waits for addresses. The default waits for none.
+/// Whether and why a Service of type LoadBalancer waits for addresses. By default, it does not wait.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
-    /// Why the load balancer has no address, too few, another one than the Service requests, one that it should not
-    /// have, or one that may differ from the one that other members give it.
+    /// Why the Service's addresses are not as they should be: it has none or too few, it has an address that it did not
+    /// request or should not have, or other members may give it a different one.
     pub(super) warning: Option<FieldError>,
-    /// Whether the load balancer has fewer addresses than the Service has families, so that its request is repeated
-    /// when an address may have become free.
+    /// Whether the Service has fewer addresses than families, so that its request is repeated when an address may have
+    /// become free.
     pub(super) for_more: bool,
 }
 
-/// Allocates cluster IPs, node ports and load balancers' addresses, and records which Service has which.
+/// Allocates cluster IPs, node ports and, to Services of type LoadBalancer, addresses from pools. Records which
+/// addresses and node ports each Service has.
 #[derive(Debug)]
 pub(super) struct Addresses {
     allocator: Allocator,
     load_balancers: LoadBalancers,
-    /// Services whose manifest itself names the address of the load balancer.
+    /// Services whose manifest itself has addresses in `status.loadBalancer.ingress`.
     given: BTreeSet<ObjectName>,
     /// The pool that `--load-balancer-pool` defines; `None` without that setting.
     pool_of_flag: Option<Pool>,
@@ -97,9 +99,9 @@ impl Addresses {
         addresses
     }
 
-    /// Replaces the pools of the folder, and the labels of namespaces. `are_all` says whether the folder has no other
-    /// pool, not even an unreadable one. Returns the errors of the pools that cannot be used, each with the index of
-    /// its pool in `pools`.
+    /// Replaces the pools of the folder, and the labels of namespaces. `are_all` is whether all pools and namespaces of
+    /// the folder are readable. Returns the errors of the pools that cannot be used, each with the index of its pool in
+    /// `pools`.
     pub(super) fn set_pools(
         &mut self,
         pools: Vec<Pool>,
@@ -130,7 +132,7 @@ impl Addresses {
         self.load_balancers.usage()
     }
 
-    /// A counter that changes whenever a load balancer that waits for an address may get one.
+    /// A counter that changes whenever a Service that waits for an address may get one.
     pub(super) fn changes(&self) -> u64 {
         self.load_balancers.changes()
     }
@@ -148,7 +150,7 @@ impl Addresses {
         self.given.remove(service);
     }
 
-    /// Allocates addresses and ports to Services. A rejected Service keeps its old ones.
+    /// Allocates addresses and ports to Services. A rejected Service keeps its old addresses and ports.
     pub(super) fn assign(&mut self, requests: &[&api::Service]) -> Vec<Assignment> {
         let mut services: Vec<api::Service> = requests.iter().map(|service| (*service).clone()).collect();
         let mut errors = self.allocator.assign_all(&mut services);
@@ -163,9 +165,9 @@ impl Addresses {
         services.iter().enumerate().map(outcome).collect()
     }
 
-    /// Requests addresses from pools for the Services without an error. Writes the addresses of all Services whose
-    /// manifests have none to `status.loadBalancer.ingress`. Returns which load balancers wait for addresses, by the
-    /// index of the Service.
+    /// Requests addresses from pools for the Services without an error. For each Service whose manifest has no
+    /// addresses in `status.loadBalancer.ingress`, writes the addresses from pools there. Returns, by the index of the
+    /// Service, whether and why it waits for addresses.
     fn assign_load_balancers(
         &mut self,
         services: &mut [api::Service],
@@ -205,7 +207,7 @@ impl Addresses {
         waits
     }
 
-    /// A warning if other members exist and the Service, which has an address, requests none by name. Each member
+    /// A warning for a Service that has an address but requests none by name, if other members exist. Each member
     /// allocates addresses by itself, so another member may give the Service a different one.
     fn unnamed(&self, request: &AddressRequest, has: &[IpAddr]) -> Option<FieldError> {
         let first = has.first().filter(|_| self.has_members && request.addresses.is_empty())?;
@@ -217,7 +219,8 @@ impl Addresses {
     }
 
     /// The request of a Service to the pools. `None` if the manifest contains addresses; this function then records
-    /// them. Also `None` if the Service gets no addresses from pools; this function then releases those that it had.
+    /// them. Also `None` if the Service gets no addresses from pools; this function then releases the addresses that
+    /// the Service had.
     fn request(&mut self, service: &api::Service) -> Result<Option<AddressRequest>, ConvertError> {
         let name = convert::object_name("Service", &service.metadata)?;
         let given = given_by_manifest(service);
@@ -236,9 +239,9 @@ impl Addresses {
         Ok(request)
     }
 
-    /// Tries again to allocate addresses to the rejected Services that hold some. All of them first release theirs, so
-    /// that Services can exchange addresses. Leaves out the Services that the allocator still rejects, and repeats this
-    /// until all others fit or fewer than two are left.
+    /// Tries again to allocate addresses and ports to the rejected Services that hold some. All these Services first
+    /// release what they hold, so that they can exchange addresses. Repeats the attempt without the Services that the
+    /// allocator still rejects, until it accepts all that are left, or fewer than two are left.
     fn assign_swapped(&mut self, services: &mut [api::Service], errors: &mut BTreeMap<usize, ConvertError>) {
         let holds_addresses = |index: &usize| {
             let name = convert::object_name("Service", &services[*index].metadata);
@@ -274,8 +277,8 @@ fn given_by_manifest(service: &api::Service) -> Vec<IpAddr> {
     ingress.iter().filter_map(|ingress| ingress.ip.as_deref()?.parse().ok()).collect()
 }
 
-/// Sets the addresses in `status.loadBalancer.ingress`, after the host names that the manifest may have there, and marks
-/// them as given by the agent.
+/// Sets the addresses in `status.loadBalancer.ingress`, after the host names that the manifest may have there, and
+/// marks them as given by the agent.
 fn set_ingress(service: &mut api::Service, addresses: &[IpAddr]) {
     if addresses.is_empty() {
         return;

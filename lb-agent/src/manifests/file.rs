@@ -21,7 +21,8 @@ const PARALLEL_THRESHOLD: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct File {
     pub(super) documents: Vec<Document>,
-    /// Why the last read failed; `documents` are then those of the last successful read. `None` if it succeeded.
+    /// Why the last read failed; `documents` are then those of the last successful read. `None` if the last read
+    /// succeeded.
     pub(super) unreadable: Option<String>,
     /// Whether another process had the file open for writing, so that more text may follow.
     pub(super) is_draft: bool,

@@ -49,7 +49,7 @@ pub enum Content {
     Gone,
 }
 
-/// The changes that edits of the folder cause, and its conditions.
+/// The changes that edits of the folder cause, and the folder's conditions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Update {
     /// Changes of Services and EndpointSlices, for the writer.
@@ -82,18 +82,20 @@ pub struct Manifests {
     unreadable: Option<String>,
     /// Whether some files of the folder have not been read yet.
     expects_more: bool,
+    /// Whether a file that has not been read yet may define an object that has just disappeared from another file.
+    awaits_moves: bool,
     /// Services that are invalid, or whose addresses or ports cannot be allocated, with the reason.
     refused: BTreeMap<Key, FieldError>,
-    /// Load balancers with a problem of their addresses, each with the reason: no address or too few, another address
-    /// than the requested one, an address that the Service should not have, or an address that other members may assign
-    /// differently.
+    /// Services of type LoadBalancer with a problem of their addresses, each with the reason: no address or too few,
+    /// another address than the requested one, an address that the Service should not have, or an address that other
+    /// members may assign differently.
     waiting: BTreeMap<Key, FieldError>,
     advertisements: BTreeMap<Key, Advertisement>,
     bgp: bgp::Objects,
-    /// The value of [`Addresses::changes`] when the requests of waiting load balancers were last repeated.
+    /// The value of [`Addresses::changes`] when the requests of waiting Services were last repeated.
     asked_at: u64,
-    /// Load balancers whose requests must be repeated when an address may have become free: all load balancers after a
-    /// change of the pools, otherwise those with fewer addresses than families.
+    /// Services of type LoadBalancer whose requests must be repeated when an address may have become free: all of them
+    /// after a change of the pools, otherwise those with fewer addresses than families.
     ask_again: BTreeSet<Key>,
     /// Whether every pool of the folder was readable when the pools were last replaced.
     reads_all_pools: bool,
@@ -101,7 +103,8 @@ pub struct Manifests {
     unused_pools: BTreeMap<Key, PoolError>,
     /// Objects that more than one document defines.
     disputed: BTreeSet<Key>,
-    /// Objects that no readable document defines any more, but that an unreadable one may define.
+    /// Objects that no document defines any more, but that stay in force: they may be defined in a file that has not
+    /// been read yet, or in a part of their own file that is unreadable or still being written.
     missing: BTreeSet<Key>,
     ignored_kinds: BTreeSet<String>,
     wanted: Wanted,
@@ -157,6 +160,7 @@ impl Manifests {
             remembers: true,
             unreadable: None,
             expects_more: false,
+            awaits_moves: false,
             refused: BTreeMap::new(),
             waiting: BTreeMap::new(),
             advertisements: BTreeMap::new(),
@@ -186,6 +190,17 @@ impl Manifests {
     /// Sets whether some files have not been read yet, so that later edits will bring their content.
     pub fn set_expects_more(&mut self, more: bool) {
         self.expects_more = more;
+    }
+
+    /// Sets whether an object that has disappeared from its file stays, because a file that has not been read yet may
+    /// define the object now.
+    pub fn set_awaits_moves(&mut self, awaits: bool) {
+        self.awaits_moves = awaits;
+    }
+
+    /// Whether an object stays in force although no readable document defines it.
+    pub fn keeps_missing(&self) -> bool {
+        !self.missing.is_empty()
     }
 
     /// How many addresses of each pool are in use.
@@ -348,8 +363,8 @@ impl Manifests {
         can_list && !self.files.values().any(File::is_obscure)
     }
 
-    /// Applies the changes of the `touched` Services. Repeats the requests of waiting load balancers as long as an
-    /// address may have become free.
+    /// Applies the changes of the `touched` Services. Repeats the requests of waiting Services as long as an address
+    /// may have become free.
     fn settle_services(&mut self, touched: &BTreeSet<Key>) -> Vec<Change> {
         let mut changes = self.settle_once(touched, false);
         while self.asked_at != self.addresses.changes() {
@@ -361,8 +376,8 @@ impl Manifests {
         changes
     }
 
-    /// Applies the changes of these Services; with `ask_again`, also repeats the requests of unchanged load balancers.
-    /// Releases addresses before it allocates others.
+    /// Applies the changes of the `touched` Services; with `ask_again`, also repeats the requests of those `touched`
+    /// Services that are unchanged. Releases addresses before it allocates new ones.
     fn settle_once(&mut self, touched: &BTreeSet<Key>, ask_again: bool) -> Vec<Change> {
         let mut changes = Vec::new();
         let mut services = Vec::new();
@@ -400,8 +415,8 @@ impl Manifests {
         changes
     }
 
-    /// Replaces the pools, in the order of namespace and name, and the labels of namespaces. Marks all load balancers,
-    /// so that their requests are repeated, because each may now get another address.
+    /// Replaces the pools, in the order of namespace and name, and the labels of namespaces. Marks all Services of type
+    /// LoadBalancer, so that their requests are repeated, because each may now get another address.
     fn set_pools(&mut self) {
         let (mut keys, mut pools, mut namespaces) = (Vec::new(), Vec::new(), BTreeMap::new());
         for (key, known) in &self.objects {
@@ -448,8 +463,12 @@ impl Manifests {
     fn judge(&mut self, key: &Key) -> Fate {
         let known = self.objects.get_mut(key);
         let Some(claim) = self.claims.get(key).and_then(|claims| claims.first()) else {
-            let is_missing = |known: &mut LastGood| self.files.get(&known.file).is_some_and(File::is_obscure);
-            if known.is_some_and(is_missing) {
+            // The object may be defined now in a file that has not been read yet, or in a part of the object's own file
+            // that is unreadable or still being written.
+            let may_be_defined = |known: &mut LastGood| {
+                self.awaits_moves || self.files.get(&known.file).is_some_and(File::is_obscure)
+            };
+            if known.is_some_and(may_be_defined) {
                 self.missing.insert(key.clone());
                 return Fate::Keep;
             }

@@ -11,17 +11,18 @@ pub struct ManifestsOptions {
     pub dir: PathBuf,
     /// Ranges of cluster IPs, at most one per family. The family of the first range is the default of Services.
     pub cluster_ip_ranges: Vec<IpNet>,
-    /// Whether a Service gets a cluster IP outside these ranges if it requests one.
+    /// Whether a Service that requests a cluster IP outside `cluster_ip_ranges` gets it.
     pub other_cluster_ips: OutsideRanges,
-    /// Networks of pods, as far as they are known; no pool of load balancers' addresses may overlap them.
+    /// Networks of pods, as far as they are known; no address pool may overlap them.
     pub pod_networks: Vec<IpNet>,
-    /// Networks from which load balancers get addresses, in addition to the folder's pools; empty for none.
+    /// Networks from which Services of type LoadBalancer get addresses, in addition to the folder's pools; empty for
+    /// none.
     pub load_balancer_pool: Vec<IpNet>,
     /// The `loadBalancerClass` of the Services that get addresses; `None` for Services without a class.
     pub load_balancer_class: Option<String>,
     /// Whether Services lose addresses that the pools do not give them any more.
     pub load_balancer_reassign: bool,
-    /// Whether other nodes announce load balancers' addresses of the same manifests.
+    /// Whether other nodes announce the addresses of the same Services.
     pub has_members: bool,
     /// The index to which the source adds the DNS names of Services; `None` without a DNS server.
     pub names: Option<Arc<Names>>,

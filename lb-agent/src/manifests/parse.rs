@@ -124,7 +124,7 @@ pub(super) enum Resource {
     Service(Box<api::Service>),
     /// An EndpointSlice, or the EndpointSlices that an Endpoints object stands for.
     Slices(Slices, NamedSlices),
-    /// A pool of load balancers' addresses.
+    /// A pool of addresses for Services of type LoadBalancer.
     Pool(Pool),
     /// A rule by which addresses are announced at layer 2.
     Advertisement(Advertisement),
@@ -302,8 +302,8 @@ enum Recognised {
     Mistaken(Kind),
 }
 
-/// Recognises the kind of an object. If `apiVersion` has no group, or the group of some supported kind (or `core`), a
-/// supported kind is an error unless its capitals, group and version are right. Under any other group the source
+/// Recognises the kind of an object. A supported kind must have the right capitals, group and version. Otherwise it is
+/// an error if `apiVersion` has no group, the group of some supported kind, or `core`. Under any other group the source
 /// ignores the object, such as Knative's Service.
 fn recognise(api_version: &str, kind: &str) -> Recognised {
     let Some(known) = Kind::ALL.into_iter().find(|known| known.as_str().eq_ignore_ascii_case(kind)) else {
@@ -354,8 +354,8 @@ fn take_object(kind: Kind, value: &Value, prefix: &str, wanted: Wanted, parsed: 
     parsed.objects.push(Object { key, resource, warnings: under(prefix, warnings) });
 }
 
-/// The object with texts in place of booleans and numbers among the values of its labels and annotations, with a warning
-/// for each. The API server rejects them, but examples in the documentation of Kubernetes have them.
+/// Converts booleans and numbers among the values of an object's labels and annotations to strings, and adds a warning
+/// for each. The API server rejects such values, but examples in the documentation of Kubernetes have them.
 fn with_texts<'a>(value: &'a Value, warnings: &mut Vec<FieldError>) -> Cow<'a, Value> {
     let mut result = Cow::Borrowed(value);
     for field in ["labels", "annotations"] {
@@ -398,7 +398,7 @@ fn endpoint_slice(
     warnings: &mut Vec<FieldError>,
 ) -> Result<Resource, Vec<FieldError>> {
     let mut slice: api::EndpointSlice = typed::<discovery::EndpointSlice, _>(value)?;
-    // An unset port name becomes the empty one, as in the API server; kube-proxy ignores a port without a name.
+    // An unset port name becomes the empty one, as in the API server; kube-proxy ignores a port whose name is unset.
     slice.ports.iter_mut().flatten().for_each(|port| _ = port.name.get_or_insert_default());
     validate::endpoint_slice(&slice, warnings)?;
     let refuse = |error| vec![field_error(error)];

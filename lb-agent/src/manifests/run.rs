@@ -32,6 +32,8 @@ use crate::log_few;
 
 /// How long, at most, the first load waits for files that are changing, for example because other processes write them.
 const FIRST_LOAD: Duration = Duration::from_secs(1);
+/// How long, at most, an object that has disappeared from its file stays while other files wait to be read.
+const MOVE: Duration = Duration::from_millis(700);
 
 /// Why the agent cannot use the folder of manifests at all.
 #[derive(Debug, thiserror::Error)]
@@ -60,11 +62,11 @@ pub enum ManifestsError {
     Panic(#[from] tokio::task::JoinError),
 }
 
-/// Reads the folder and then follows it, until the receiver of `events` is dropped. Sends changes,
-/// [`SourceEvent::Synchronised`] once after the first read of everything (files that are open for writing delay it by
-/// about a second at most), and [`SourceEvent::Complete`] once, as soon as all files are read and none has an error;
-/// until then, some objects may be unknown. Conditions and advertisements go to `published`. `contents` is what an
-/// earlier run has left in the maps.
+/// Reads the folder and then follows it, until the receiver of `events` is dropped. Sends changes. Sends
+/// [`SourceEvent::Synchronised`] once, after the first read of all files; files that are open for writing delay this
+/// event by about a second at most. Sends [`SourceEvent::Complete`] once, as soon as all files are read and none has an
+/// error. Until then, some objects may be unknown. Conditions and advertisements go to `published`. `contents` is what
+/// an earlier run has left in the maps.
 ///
 /// # Errors
 ///
@@ -82,7 +84,8 @@ pub async fn run(
     // The watch must exist before the first read, so that it reports changes after that read.
     let watch = Watch::new(&dir).map_err(|source| ManifestsError::Watch { dir: dir.clone(), source })?;
     let names = options.names;
-    Follower { dir, watch, events, published, names }.follow(manifests).await
+    let missing_since = Instant::now();
+    Follower { dir, watch, events, published, names, missing_since }.follow(manifests).await
 }
 
 /// The channels through which this source publishes, in addition to the events for the writer. Each holds the latest
@@ -113,6 +116,8 @@ struct Follower {
     events: mpsc::Sender<SourceEvent>,
     published: Published,
     names: Option<Arc<Names>>,
+    /// Since when objects stay in force although no readable document defines them, or the time of the last check.
+    missing_since: Instant,
 }
 
 impl Follower {
@@ -171,7 +176,12 @@ impl Follower {
         let read = move || files.iter().map(|file| read::edit(&dir, file)).collect();
         let mut edits: Vec<Edit> = spawn_blocking(read).await?;
         self.distrust(&mut edits)?;
-        manifests.set_expects_more(!self.watch.is_settled());
+        let expects_more = !self.watch.is_settled();
+        manifests.set_expects_more(expects_more);
+        if !manifests.keeps_missing() {
+            self.missing_since = Instant::now();
+        }
+        manifests.set_awaits_moves(expects_more && self.missing_since.elapsed() < MOVE);
         let apply = move || {
             let update = manifests.apply(&edits);
             (manifests, update)
@@ -304,7 +314,8 @@ mod tests {
         let watch = Watch::new(&dir).unwrap();
         let events = mpsc::channel(8).0;
         let manifests = Manifests::new(&options, &Contents::default());
-        (root, Follower { dir, watch, events, published: Published::default(), names: None }, manifests)
+        let (published, missing_since) = (Published::default(), Instant::now());
+        (root, Follower { dir, watch, events, published, names: None, missing_since }, manifests)
     }
 
     fn swap(root: &TempDir) {

@@ -1,9 +1,9 @@
 //! Decides when to read a file after an event.
 //!
 //! After a completed write, a rename to the file's name or a change of attributes, the file is read immediately. Any
-//! other event may be the first half of a change: an editor moves a file away before it writes the new one, a shell
-//! truncates a file before it fills it. Such files are read a moment later, so that Services do not disappear in
-//! between.
+//! other event may be the first half of a change: an editor moves a file away before it writes the new file, and a
+//! shell truncates a file before it fills the file. Such files are read a moment later, so that Services do not
+//! disappear in between.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

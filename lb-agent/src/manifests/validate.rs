@@ -89,7 +89,7 @@ fn session_affinity(spec: &api::ServiceSpec, errors: &mut FieldErrors) {
     }
 }
 
-/// Checks `externalIPs`, source ranges and load balancers' addresses of a Service.
+/// Checks `externalIPs`, source ranges and the addresses in `status.loadBalancer` of a Service.
 fn external_addresses(
     spec: &api::ServiceSpec,
     status: Option<&api::ServiceStatus>,
@@ -249,7 +249,7 @@ fn port_number(field: impl Display, number: i32, errors: &mut FieldErrors) {
     }
 }
 
-/// Checks that port names are DNS labels, and what `known` requires of them.
+/// Checks that each port name is empty or a DNS label, and that `known` accepts the name.
 fn check_port_names<'a>(
     path: &str,
     names: impl Iterator<Item = Option<&'a str>>,

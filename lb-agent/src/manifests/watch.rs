@@ -90,8 +90,8 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches the folder at the path. Reads its identity (device, inode) before it starts the watch: if another folder
-    /// replaces it between the two steps, the next check of the identity shows that.
+    /// Watches the folder at the path. Reads the folder's identity (device, inode) before the watch starts: if another
+    /// folder replaces the folder between the two steps, the next check of the identity shows that.
     fn attach(&mut self) -> io::Result<()> {
         self.detach();
         let mask = WatchMask::CLOSE_WRITE
@@ -169,8 +169,9 @@ impl Watch {
                     self.drafts.clear();
                     self.unsettled.everything();
                 } else if current && event.name.is_none() {
-                    // The event is about the folder itself. Once it is removed (`IGNORED`), `watched` must not stay: a
-                    // new folder may get the same inode number, and [`Self::is_attached`] could not tell the two apart.
+                    // The event is about the folder itself. Once the kernel has removed the watch (`IGNORED`),
+                    // `watched` must not stay: a new folder may get the same inode number, and [`Self::is_attached`]
+                    // could not tell the two apart.
                     self.watched = self.watched.take_if(|_| !event.mask.contains(EventMask::IGNORED));
                     self.next_poll = now;
                 } else if current {

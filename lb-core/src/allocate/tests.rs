@@ -327,6 +327,28 @@ fn services_can_exchange_their_requests() {
 }
 
 #[test]
+fn refused_service_keeps_what_it_had() {
+    let spec = |ip: &str, node_port: u16, health_check: u16| {
+        json!({
+            "type": "LoadBalancer", "externalTrafficPolicy": "Local", "clusterIP": ip,
+            "ports": [{"port": 80, "nodePort": node_port}], "healthCheckNodePort": health_check,
+        })
+    };
+    let mut all = dual();
+    assign(&mut all, "web", spec("10.96.0.10", 30080, 30081));
+    let before = all.allocations().clone();
+    // The request has one port number for two purposes.
+    let errors = all.assign_all(&mut [service("web", spec("10.96.0.20", 31000, 31000))]);
+    assert_eq!(errors.len(), 1);
+    assert_eq!(*all.allocations(), before);
+    // Another Service gets an address that the refused Service asked for, but not an address that the refused Service
+    // still has.
+    let error = refused(&mut all, "db", json!({"clusterIP": "10.96.0.10"}));
+    assert!(error.contains("already allocated"), "{error}");
+    assign(&mut all, "db", json!({"clusterIP": "10.96.0.20"}));
+}
+
+#[test]
 fn smaller_name_wins_a_disputed_address() {
     let mut services =
         [service("b", json!({"clusterIP": "10.96.0.1"})), service("a", json!({"clusterIP": "10.96.0.1"}))];
@@ -454,7 +476,7 @@ fn cluster_ip_outside_ranges_that_nobody_has_set_is_kept_and_given_once() {
     let mut first = service("first", json!({"clusterIP": "10.0.171.239"}));
     all.assign(&mut first).unwrap();
     assert!(refused(&mut all, "second", json!({"clusterIP": "10.0.171.239"})).contains("already allocated"));
-    // The Service keeps it without asking again, also after a restart.
+    // The Service keeps the address without requesting it again, also after a restart.
     let mut again = new(all.allocations().clone());
     let mut edited = service("first", json!({}));
     again.assign(&mut edited).unwrap();

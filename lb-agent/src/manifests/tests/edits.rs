@@ -41,6 +41,23 @@ fn removing_a_document_or_file_removes_its_objects() {
     assert_eq!(folder.update.changes, []);
 }
 
+/// A tool first writes the file that loses the object, and a moment later the file that gets the object.
+#[test]
+fn object_that_moves_to_a_file_that_is_read_later_stays() {
+    let mut folder = Folder::of(&[("ab.yaml", &documents(&[&service("a", 1), &service("b", 2)]))]);
+    folder.manifests.set_awaits_moves(true);
+    folder.write(&[("ab.yaml", &service("b", 2))]);
+    assert_eq!((folder.update.changes.len(), folder.names()), (0, vec!["a", "b"]));
+    folder.manifests.set_awaits_moves(false);
+    folder.write(&[("c.yaml", &service("a", 1))]);
+    assert_eq!((folder.update.changes.len(), folder.names()), (0, vec!["a", "b"]));
+    folder.manifests.set_awaits_moves(true);
+    folder.write(&[("c.yaml", "")]);
+    folder.manifests.set_awaits_moves(false);
+    folder.write(&[("d.yaml", &service("d", 4))]);
+    assert_eq!(folder.names(), ["b", "d"], "no file has the object");
+}
+
 #[test]
 fn object_with_a_bad_field_keeps_its_last_good_state() {
     let mut folder = Folder::of(&[("all.yaml", &documents(&[&service("a", 1), &service("b", 2)]))]);

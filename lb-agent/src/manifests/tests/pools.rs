@@ -1,4 +1,4 @@
-//! Tests of how load balancers get addresses from pools.
+//! Tests of how Services of type LoadBalancer get addresses from pools.
 
 use super::*;
 use crate::manifests::Severity;
@@ -20,7 +20,7 @@ impl Folder {
     }
 }
 
-/// Contents of the maps after a run in which the load balancer of one Service had this address.
+/// Contents of the maps after a run in which one Service of type LoadBalancer had this address.
 fn contents_with(name: &str, address: &str) -> Contents {
     use lb_core::{capacity::Capacity, model::Policy, reconciler::Reconciler};
 
