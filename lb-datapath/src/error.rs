@@ -21,10 +21,10 @@ pub enum DatapathError {
         /// Pid and command of the process that holds the lock, as far as `/proc` shows them.
         holder: String,
     },
-    /// Another monitor already reads the events; the text describes its process.
+    /// Another monitor already reads the events; the text describes the process of that monitor.
     #[error("another monitor ({0}) reads the events: stop it, or watch its output")]
     Watched(String),
-    /// The data plane was removed and created again after a monitor had opened its maps.
+    /// After a monitor opened the maps of the data plane, the data plane was removed and created again.
     #[error(
         "the maps were removed and created again, so the ones that were opened get no more events: start again"
     )]
@@ -66,7 +66,7 @@ pub enum DatapathError {
         /// The type and sizes that this version needs.
         wanted: String,
     },
-    /// The BPF object in this binary does not match the code.
+    /// The BPF object in this binary does not match the Rust code of the binary.
     #[error(
         "the BPF object in this binary does not match its code: {0}; this is a bug of the build: build lb-agent again"
     )]
@@ -91,6 +91,15 @@ pub enum DatapathError {
         /// Name of the veth device.
         device: String,
     },
+    /// A native XDP program on a bond would run on its ports.
+    #[error(
+        "{device} is a bond, whose driver runs a native XDP program on the ports, where the program takes no frame for one \
+         of the node: use --xdp generic or --xdp off"
+    )]
+    RunsOnPorts {
+        /// Name of the bond.
+        device: String,
+    },
     /// A device has VLANs and strips their tags before XDP programs see the frames.
     #[error(
         "XDP would serve frames of any VLAN on {device}, because the device takes VLAN tags out of frames, and has VLAN \
@@ -107,7 +116,7 @@ pub enum DatapathError {
         action: &'static str,
         /// The map's name.
         map: &'static str,
-        /// Error that the kernel returned, or an error about the use of the map, which is a bug.
+        /// Error that the kernel returned, or a report that the agent uses the map incorrectly, which is a bug.
         source: io::Error,
     },
     /// A request over netlink failed.
@@ -115,7 +124,7 @@ pub enum DatapathError {
     Netlink {
         /// The operation, as a verb and its object.
         action: String,
-        /// Error that the kernel returned, or why its answers cannot be used.
+        /// Error that the kernel returned, or why the kernel's answers cannot be used.
         source: io::Error,
     },
     /// A program could not be attached to a device, or the programs on it could not be listed.

@@ -34,7 +34,7 @@ pub(super) struct Devices {
     failed: Vec<AttachPoint>,
 }
 
-/// How the agent recognises interfaces of internal clients, and the map through which the programs learn them.
+/// How the agent recognises interfaces of internal clients, and the map that names these interfaces to the programs.
 #[derive(Debug)]
 pub(super) struct Inside {
     pub(super) detect: DetectLocal,
@@ -86,7 +86,8 @@ impl Devices {
         self.xdp.sync(&devices)?;
         self.map.sync(&devices, &self.xdp)?;
         self.report_catch(&devices, &failed);
-        self.state.set_device_conditions(self.xdp.conditions());
+        let unattached = failed.iter().map(|(_, error)| format!("{error}; the agent keeps trying"));
+        self.state.set_device_conditions(unattached.chain(self.xdp.conditions()).collect());
         for (places, said) in [(&attached, "attached"), (&detached, "detached")] {
             if !places.is_empty() {
                 let places: Vec<_> = places.iter().map(ToString::to_string).collect();
@@ -101,7 +102,8 @@ impl Devices {
             }
         }
         for kind in [DeviceKind::Wire, DeviceKind::Workload] {
-            let count = devices.iter().filter(|device| device.kind == kind).count();
+            let is_served = |device: &&Device| failed.iter().all(|(point, _)| point.index != device.index);
+            let count = devices.iter().filter(|device| device.kind == kind).filter(is_served).count();
             self.metrics.set_devices(kind.as_str(), count);
         }
         let report = |device: Device| {
@@ -129,22 +131,25 @@ impl Devices {
 
     /// Runs the task; the caller has called [`Self::sync`] once.
     pub(super) async fn run(mut self) -> anyhow::Result<Infallible> {
-        let mut complete = self.failed.is_empty();
+        let mut last: Result<bool, DatapathError> = Ok(self.failed.is_empty());
         let mut failures = Vec::new();
         loop {
-            if complete {
-                tokio::select! {
-                    changed = self.watcher.changed() => changed?,
-                    () = time::sleep(ROUTINE) => {}
+            let pause = match last {
+                Ok(true) => ROUTINE,
+                // A change that would make the attachment succeed may never come.
+                Ok(false) => RETRY,
+                Err(_) => {
+                    // After a failed read, `changed` returns immediately.
+                    time::sleep(RETRY).await;
+                    Duration::ZERO
                 }
-            } else {
-                // Does not wait for `changed`: after a failed read `changed` returns immediately, and after a failed
-                // attachment it waits for a change that may never come.
-                time::sleep(RETRY).await;
+            };
+            tokio::select! {
+                changed = self.watcher.changed() => changed?,
+                () = time::sleep(pause) => {}
             }
-            let result = task::block_in_place(|| self.sync());
-            complete = matches!(result, Ok(true));
-            let failure = result.err().map(|error| format!("{error}; retrying"));
+            last = task::block_in_place(|| self.sync());
+            let failure = last.as_ref().err().map(|error| format!("{error}; retrying"));
             warn_new(&mut failures, failure.as_slice());
         }
     }

@@ -68,11 +68,11 @@ pub struct Report {
     pub devices: Vec<DeviceReport>,
     /// Addresses and settings of the node.
     pub node: NodeReport,
-    /// The addresses that members announce, or should announce, at layer 2, and those that this node announces by BGP, or
-    /// would announce if their routes were in the table. Older agents do not report them.
+    /// The addresses that members announce, or should announce, at layer 2, and those that this node announces by BGP,
+    /// or would announce if their routes were in the table. Older agents do not report them.
     #[serde(default)]
     pub announcements: Vec<AnnouncementReport>,
-    /// Load balancers' addresses that no advertisement covers. Older agents do not report them.
+    /// Load balancer addresses that no advertisement covers. Older agents do not report them.
     #[serde(default)]
     pub unannounced: Vec<AnnouncementReport>,
     /// The state of the announcement by BGP; `None` without `--announce-table`. Older agents do not report it.
@@ -81,8 +81,8 @@ pub struct Report {
     /// Full or nearly full maps, exhausted ports, and lost pins. Older agents do not report them.
     #[serde(default)]
     pub shortages: Vec<ShortageReport>,
-    /// State of the controller that assigns addresses to load balancers; `None` without `--load-balancer-controller`.
-    /// Older agents do not report it.
+    /// State of the controller that assigns addresses to Services of type LoadBalancer; `None` without
+    /// `--load-balancer-controller`. Older agents do not report it.
     #[serde(default)]
     pub load_balancers: Option<LoadBalancerReport>,
     /// State of the DNS server; `None` without `--dns-bind-address` and `--dns-intercept`. Older agents do not report
@@ -194,6 +194,14 @@ pub struct DnsReport {
     pub intercept: Option<InterceptReport>,
 }
 
+impl DnsReport {
+    /// The conditions of the DNS server: the addresses at which it cannot listen, and why pods are not answered.
+    pub(super) fn conditions(&self) -> impl Iterator<Item = &String> {
+        let intercept = self.intercept.iter().filter_map(|intercept| intercept.problem.as_ref());
+        self.unserved.values().chain(intercept)
+    }
+}
+
 /// State of node-local DNS, as `status` shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -205,8 +213,8 @@ pub struct InterceptReport {
     /// The addresses of this agent to which the programs redirect queries now; without any, queries go to the endpoints
     /// of the Service.
     pub servers: Vec<SocketAddr>,
-    /// Why queries, or those to one of the node's addresses, do not go to this agent, and what to do; `None` if no
-    /// reason is known.
+    /// Why the programs redirect no queries to this agent, or none to its server at one of the node's addresses, and
+    /// what to do; `None` if no reason is known.
     pub problem: Option<String>,
 }
 
@@ -278,8 +286,8 @@ const fn yes() -> bool {
     true
 }
 
-/// An interface of the node on which the agent keeps BPF programs. It may lack some of them while the agent cannot
-/// attach them.
+/// An interface of the node on which the agent keeps BPF programs. The interface may lack some of these programs while
+/// the agent cannot attach them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceReport {

@@ -75,7 +75,7 @@ struct Inner {
 
 impl Inner {
     /// All conditions, grouped by what they are about; the name of a group is a label of the metric `lb_conditions`.
-    fn conditions_by_subject(&self) -> [(&'static str, Vec<&String>); 9] {
+    fn conditions_by_subject(&self) -> [(&'static str, Vec<&String>); 10] {
         let Self {
             progress,
             source_conditions,
@@ -88,6 +88,7 @@ impl Inner {
             announcer_conditions,
             healthz,
             unserved,
+            dns,
             ..
         } = self;
         [
@@ -103,6 +104,7 @@ impl Inner {
             ("bgp", bgp_conditions.iter().collect()),
             ("healthz", healthz.iter().filter_map(|healthz| healthz.problem.as_ref()).collect()),
             ("listeners", unserved.values().collect()),
+            ("dns", dns.iter().flat_map(DnsReport::conditions).collect()),
         ]
     }
 
@@ -162,8 +164,8 @@ impl State {
         self.lock().node_conditions = conditions;
     }
 
-    /// Replaces the conditions of interfaces: the wire devices that are not served at XDP for a reason that the
-    /// administrator can remove.
+    /// Replaces the conditions of interfaces: the programs that cannot be attached, and the wire devices that are not
+    /// served at XDP for a reason that the administrator can remove.
     pub(super) fn set_device_conditions(&self, conditions: Vec<String>) {
         self.lock().device_conditions = conditions;
     }

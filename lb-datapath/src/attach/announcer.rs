@@ -1,5 +1,5 @@
 //! Attaches the program that answers ARP requests and neighbour solicitations for announced addresses, at tc ingress of
-//! the devices on which the node announces any.
+//! the devices on which the node announces an address.
 //!
 //! It is a separate program, so that it costs nothing on other devices. The agent attaches it at the first position of
 //! the hook. The program that serves Services is normally attached there already, so the new program runs before it.
@@ -111,7 +111,7 @@ impl AnnounceAttacher {
         for index in present.difference(wanted) {
             bpffs::unpin(&self.pin_of(*index))?;
             let had_filter = clsact::remove(&mut self.netlink, (*index, Direction::Ingress, Role::Announce))?;
-            // On other devices the qdisc may be one that the task of the other tc programs has just created for its
+            // On any other device, the task that attaches the other tc programs may have just created the qdisc for its
             // first filter.
             if had_filter || self.attached.contains_key(index) {
                 clsact::release_qdisc(&mut self.netlink, &self.folder, *index)?;

@@ -74,7 +74,7 @@ impl fmt::Display for AttachPoint {
 /// The changes that one call of [`Attacher::sync`] has made.
 #[derive(Debug, Default)]
 pub struct SyncReport {
-    /// Hooks to which a program was attached, or where it replaced the program of an earlier agent.
+    /// Hooks to which the call has attached a program, also in place of the program of an earlier agent.
     pub attached: Vec<AttachPoint>,
     /// Hooks from which a program that this process had attached was removed, because the device is gone or no longer
     /// needs it.
@@ -160,9 +160,10 @@ impl Attacher {
         let pin = self.pin_of(device.index, direction);
         let successor = |present: &[TcxProgram]| self.earlier_link(device.index, direction, present);
         let Some(link_id) = hook.ensure(program, known, &pin, successor)? else { return Ok(false) };
-        self.attached.insert((device.index, direction), Some(link_id));
-        // An earlier agent may have attached the program as a clsact filter.
+        // An earlier agent may have attached the program as a clsact filter. If that filter cannot be removed, the next
+        // call tries again, because the link counts as unknown.
         clsact::remove(&mut self.netlink, (device.index, direction, Role::Serve))?;
+        self.attached.insert((device.index, direction), Some(link_id));
         Ok(true)
     }
 

@@ -53,8 +53,9 @@ pub fn cleanup(bpffs: &Path) -> Result<Removed, DatapathError> {
     };
     // The lock comes first, because a running agent would add its routes again.
     let lock = folder.lock()?;
-    // The kernel detaches one program after the other, which takes seconds on a busy machine. If only some hooks
-    // translated packets meanwhile, connections would break, also those that kube-proxy's rules could serve already.
+    // First lets all programs pass plain packets (see `filter::pass_all`): the kernel detaches one program after the
+    // other, which takes seconds on a busy machine. If only some hooks translated packets meanwhile, connections would
+    // break, also those that kube-proxy's rules could serve already.
     for version in folder.versions()? {
         filter::pass_all(&version)?;
     }

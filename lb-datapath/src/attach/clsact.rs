@@ -189,16 +189,16 @@ fn put_filter(
     netlink.execute(RouteNetlinkMessage::NewTrafficFilter(message), NLM_F_CREATE)
 }
 
-/// Held while a qdisc is made, marked and given its first filter, and while one is removed with its mark: the tasks that
-/// attach programs and that announce addresses may work on one device at once.
+/// Held while a qdisc is created, marked and given its first filter, and while a qdisc and its mark are removed: the
+/// task that attaches programs and the task that announces addresses may work on one device at the same time.
 static QDISCS: Mutex<()> = Mutex::new(());
 
 fn lock_qdiscs() -> MutexGuard<'static, ()> {
     QDISCS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Creates the clsact qdisc of a device if it has none, and the mark that it is ours. The mark comes first: if the agent
-/// dies in between, no qdisc of ours is left without one. The caller holds the lock of qdiscs.
+/// Creates the clsact qdisc of a device if it has none, and the mark that the qdisc is ours. Creates the mark first, so
+/// that each qdisc of ours has a mark even if the agent dies in between. The caller holds the lock of qdiscs.
 fn make_marked_qdisc(
     netlink: &mut Netlink,
     folder: &Folder,
@@ -225,9 +225,9 @@ fn make_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<bool> {
     }
 }
 
-/// The kind of the qdisc that a device has in the place of clsact, if it is another one. The qdisc `ingress`, to which the
-/// CNI plugin `bandwidth` attaches filters, has the same handle, and accepts filters for egress as well, but runs them at
-/// ingress (`ingress_tcf_block` of `net/sched/sch_ingress.c`).
+/// The kind of the qdisc that a device has in the place of clsact; `None` if that qdisc is clsact, or if there is none.
+/// The qdisc `ingress`, to which the CNI plugin `bandwidth` attaches filters, has the same handle, and accepts filters
+/// for egress as well, but runs them at ingress (`ingress_tcf_block` of `net/sched/sch_ingress.c`).
 fn other_qdisc(netlink: &mut Netlink, ifindex: u32) -> io::Result<Option<String>> {
     let request = RouteNetlinkMessage::GetQueueDiscipline(message(ifindex, TcHandle::CLSACT)?);
     let answers = match netlink.get(request) {
@@ -311,8 +311,9 @@ pub(crate) fn release_qdiscs(folder: &Folder) -> Result<(), DatapathError> {
 }
 
 /// Removes the clsact qdisc of a device, if an agent has created the qdisc and it has no filters. Does nothing while
-/// the qdisc has filters of ours with any map layout: during an upgrade, those of the earlier agent go last. After the
-/// last of these, removes the mark that an agent has created the qdisc, even if filters of other software are left.
+/// the qdisc has filters of ours with any map layout: during an upgrade, the filters of the earlier agent are removed
+/// last. Once no filter of ours is left, removes the mark that an agent has created the qdisc, even if filters of other
+/// software are left.
 pub(crate) fn release_qdisc(
     netlink: &mut Netlink,
     folder: &Folder,

@@ -8,8 +8,8 @@ use crate::{
 };
 
 /// Puts `program` into the link pinned at `path`, if `is_current` finds that the link is on the hook that `path` names.
-/// Returns the kernel's description of the link. Otherwise returns `None`, and removes the pin, if there is one: it is
-/// stale, for example because the link's device is gone.
+/// Returns the kernel's description of the link. Otherwise returns `None`, and removes the pin, if there is one: such a
+/// pin is stale, for example because the link's device is gone.
 pub(crate) fn adopt(
     path: &Path,
     program: &LoadedProgram,

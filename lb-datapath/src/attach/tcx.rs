@@ -26,9 +26,9 @@ pub(crate) struct TcxHook<'a> {
 
 impl TcxHook<'_> {
     /// Makes sure that a link has `program` on the hook: the link with the id `known`, else the link that an earlier
-    /// agent has pinned at `pin`, else a new link, which this function pins at `pin`. A new link is placed before the
-    /// link that `successor` returns, given the programs on the hook; without such a link, first at ingress and last at
-    /// egress.
+    /// agent has pinned at `pin`, else a new link, which this function pins at `pin`. `successor` gets the programs on
+    /// the hook, and may return a link: a new link is placed before that link. If `successor` returns none, the new
+    /// link is placed first at ingress and last at egress.
     ///
     /// Returns the id of the link, or `None` if the link `known` has `program` already.
     pub(crate) fn ensure(

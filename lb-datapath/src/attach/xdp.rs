@@ -2,9 +2,9 @@
 //!
 //! Links are pinned, like those of tc. Some devices are left to tc: devices that cannot run the program, devices that
 //! have VLANs and strip the tags from frames, and veths that would lose the frames that the program sends. The other
-//! end of a veth receives such frames only if it has an XDP program or GRO. With GRO alone it receives redirected frames;
-//! frames that the program sends back (`XDP_TX`) stay in its ring, because the kernel does not wake it up for them
-//! (`veth_xdp_flush`).
+//! end of a veth receives such frames only if it has an XDP program or GRO. If the other end has only GRO, it receives
+//! redirected frames, but frames that the program sends back (`XDP_TX`) stay in the ring of the other end, because the
+//! kernel does not schedule the other end's NAPI for them (`veth_xdp_flush`).
 
 use std::{
     collections::BTreeMap,
@@ -119,11 +119,12 @@ impl XdpAttacher {
         takes_from_native || self.attached.values().all(|mode| *mode == XdpMode::Generic)
     }
 
-    /// Sentences about the devices that are left to tc for a reason that the administrator can remove. Each also says
-    /// how to remove it.
+    /// Sentences about the devices that are left to tc for a reason that the administrator can remove. Each sentence
+    /// also says how to remove the reason.
     pub fn conditions(&self) -> Vec<String> {
         let can_change = |why: &&DatapathError| {
-            matches!(why, DatapathError::NoWayOut { .. } | DatapathError::StripsTags { .. })
+            use DatapathError::{NoWayOut, RunsOnPorts, StripsTags};
+            matches!(why, NoWayOut { .. } | RunsOnPorts { .. } | StripsTags { .. })
         };
         self.at_tc.values().filter(can_change).map(ToString::to_string).collect()
     }
@@ -150,7 +151,13 @@ impl XdpAttacher {
     /// device to tc.
     fn ensure(&mut self, device: &Device, mut reader: Option<&mut XdpFeatureReader>) -> Option<XdpMode> {
         let mut refused = None;
-        for mode in modes(self.option, device) {
+        let allowed = modes(self.option, device);
+        // An earlier agent with another `--xdp` may have attached the program in a mode that excludes these.
+        let earlier = XdpMode::ALL.iter().filter(|mode| !allowed.contains(mode));
+        if let Err(error) = earlier.copied().try_for_each(|mode| self.detach(device, mode)) {
+            warn!("{error}");
+        }
+        for mode in allowed {
             let way_out = check_way_out(device, *mode, reader.as_deref_mut());
             let attached = match way_out.and_then(|()| check_tags(device)) {
                 Ok(()) => self.attach(device, *mode),
@@ -276,13 +283,17 @@ fn read(reader: Option<&mut XdpFeatureReader>, device: &Device) -> Option<XdpFea
     })
 }
 
-/// Returns an error for a veth through which a native program cannot send frames. Other devices need no check: drivers
-/// of network cards at least send the frames that their own program sends back (`XDP_TX`).
+/// Returns an error for a veth through which a native program cannot send frames, and for a bond, whose native program
+/// would not even get them as its own. Other devices need no check: drivers of network cards at least send the frames
+/// that their own program sends back (`XDP_TX`).
 fn check_way_out(
     device: &Device,
     mode: XdpMode,
     reader: Option<&mut XdpFeatureReader>,
 ) -> Result<(), DatapathError> {
+    if mode == XdpMode::Native && device.is_bond {
+        return Err(DatapathError::RunsOnPorts { device: device.name.clone() });
+    }
     let sends_nothing = mode == XdpMode::Native
         && device.loses_xdp_tx
         && read(reader, device).is_some_and(|features| !features.sends_frames());
@@ -311,7 +322,7 @@ fn check_tags(device: &Device) -> Result<(), DatapathError> {
 pub(crate) fn modes(option: XdpOption, device: &Device) -> &'static [XdpMode] {
     match option {
         _ if !is_ethernet_wire(device) => &[],
-        XdpOption::Auto if device.is_pair => &[],
+        XdpOption::Auto if device.is_pair || device.is_bond => &[],
         XdpOption::Auto | XdpOption::Native => &[XdpMode::Native],
         XdpOption::Generic => &XdpMode::ALL,
         XdpOption::Off => &[],
@@ -346,6 +357,28 @@ pub(super) fn parse_pin(path: &Path) -> Option<(u32, XdpMode)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bond_runs_the_program_only_in_generic_mode() {
+        let bond = Device {
+            index: 5,
+            name: "bond0".to_owned(),
+            kind: DeviceKind::Wire,
+            layer: Layer::Ethernet,
+            mtu: 1500,
+            mac: None,
+            controller: None,
+            is_pair: false,
+            peer_elsewhere: false,
+            loses_xdp_tx: false,
+            has_vlans: false,
+            is_bond: true,
+        };
+        assert_eq!(modes(XdpOption::Auto, &bond), []);
+        let refusal = check_way_out(&bond, XdpMode::Native, None).unwrap_err().to_string();
+        assert!(refusal.contains("bond0 is a bond"), "{refusal}");
+        check_way_out(&bond, XdpMode::Generic, None).unwrap();
+    }
 
     #[test]
     fn pin_name_gives_device_and_mode() {

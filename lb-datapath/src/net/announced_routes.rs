@@ -1,5 +1,5 @@
-//! Routes to announced addresses, for a BGP daemon on this node, in a table of their own. Their type is `blackhole`,
-//! because BIRD and FRR ignore routes of type `local`, and so that the kernel drops packets that no program translates
+//! Routes to announced addresses, for a BGP daemon on this node, in a table of their own. Their type is `blackhole` for
+//! two reasons: BIRD and FRR ignore routes of type `local`, and the kernel must drop packets that no program translates
 //! (see [`announced_rule`]).
 
 use std::{collections::BTreeSet, io};
@@ -40,9 +40,9 @@ impl AnnouncedRoutes {
         list().map_err(|error| DatapathError::netlink(self.what("list"), error))
     }
 
-    /// Removes our routes that are not `kept`, and then adds those that are `wanted` and missing. Each call lists
-    /// the present routes, so it also restores routes that the fence process or other software has removed. If the
-    /// kernel refuses to add or remove a route, the call still changes the others.
+    /// Removes our routes that are not `kept`, and then adds those that are `wanted` and missing. Each call lists the
+    /// present routes, so it also restores routes that the fence process or other software has removed. If the kernel
+    /// refuses to add or remove a route, the call still changes the other routes.
     ///
     /// # Errors
     /// The kernel refuses to list routes.
@@ -84,8 +84,8 @@ impl AnnouncedRoutes {
     }
 
     /// Adds the rule by which the kernel looks up forwarded packets in the table, unless it exists. The kernel drops
-    /// packets for which the table has a route, because all its routes are of type `blackhole`; for other packets the
-    /// kernel goes on to the next rule.
+    /// packets for which the table has a route, because all routes of the table are of type `blackhole`; for other
+    /// packets the kernel goes on to the next rule.
     ///
     /// # Errors
     /// The kernel refuses the rule.
@@ -94,7 +94,7 @@ impl AnnouncedRoutes {
         add().map_err(|error| DatapathError::netlink(format!("add a rule for table {}", self.table), error))
     }
 
-    /// Removes all announced routes of the table, and its rule; returns how many routes.
+    /// Removes all announced routes of the table, and the rule for the table. Returns the number of removed routes.
     ///
     /// # Errors
     /// The kernel refuses to list or to remove a route, or to remove the rule.
@@ -107,7 +107,7 @@ impl AnnouncedRoutes {
         Ok(removed)
     }
 
-    /// Removes all announced routes of the table; returns how many.
+    /// Removes all announced routes of the table. Returns the number of removed routes.
     ///
     /// # Errors
     /// The kernel refuses to list or to remove a route.

@@ -1,6 +1,6 @@
-//! The rule by which the kernel looks up forwarded packets in the table of announced routes, and drops those to
-//! announced addresses. Without it the node would send packets that no program translates, such as those to ports that
-//! no Service has, back to the router that they came from.
+//! The rule by which the kernel looks up forwarded packets in the table of announced routes, and drops packets to
+//! announced addresses. Without the rule, the node would send packets that programs do not translate, for example
+//! packets to a port without a Service, back to the router.
 
 use std::io;
 
@@ -15,12 +15,14 @@ use lb_core::announce::bgp::PROTOCOL;
 
 use crate::net::netlink::Netlink;
 
-/// Priority of the rule: before the rule of the table `main` (32766) with its default route, after that of `local` (0).
+/// Priority of the rule: after the rule of the table `local` (0), and before the rule of the table `main` (32766),
+/// which has the default route.
 const PRIORITY: u32 = 32_000;
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 
-/// Adds the rule that looks up forwarded packets in the table, for both families, unless it exists. It does not match
-/// packets of local processes, whose input device is `lo`: programs may still translate them at tc egress.
+/// Adds the rule that looks up forwarded packets in the table, for both families, unless it exists. The rule does not
+/// match packets that local processes send (their input device is `lo`), because programs may still translate these
+/// packets at tc egress.
 pub(crate) fn add(netlink: &mut Netlink, table: u32) -> io::Result<()> {
     FAMILIES.into_iter().try_for_each(|family| {
         let request = RouteNetlinkMessage::NewRule(rule(family, table));
@@ -61,7 +63,8 @@ pub(crate) fn tables(netlink: &mut Netlink) -> io::Result<Vec<u32>> {
     Ok(tables)
 }
 
-/// Whether the kernel has no rules of a family, such as one that was booted with `ipv6.disable=1`.
+/// Whether the error means that the kernel has no policy rules of a family, for example because it was booted with
+/// `ipv6.disable=1`.
 fn is_without(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EAFNOSUPPORT)
 }

@@ -43,7 +43,7 @@ pub(crate) fn attributes(bytes: &[u8]) -> Result<Vec<Attribute>, DecodeError> {
         .collect()
 }
 
-/// The value of the attribute of type `kind`; `None` if it is missing or has another length.
+/// The value of the attribute of type `kind`; `None` if the attribute is missing or the value has another length.
 pub(crate) fn value<const LENGTH: usize>(attributes: &[Attribute], kind: u16) -> Option<[u8; LENGTH]> {
     let found = attributes.iter().find(|attribute| attribute.kind == kind)?;
     found.value.as_slice().try_into().ok()

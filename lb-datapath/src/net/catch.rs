@@ -3,12 +3,12 @@
 //! Normally, programs translate packets to cluster IPs before the node routes them. But if a client's device has no
 //! programs (for example, because its pod started while no agent ran), the node routes the client's packets to the
 //! catch device, whose programs translate them. The catch device is a bridge without ports, which drops every other
-//! packet, so nothing leaks if its programs are missing. The agent adds routes to the device only once its programs are
-//! attached.
+//! packet, so nothing leaks if the programs of the catch device are missing. The agent adds routes to the device only
+//! once its programs are attached.
 //!
 //! All packets of an address family get one next hop, so pods that scan a range of cluster IPs fill no neighbour table.
-//! The device has no address resolution (`IFF_NOARP`), so frames have its own MAC address as destination, and the
-//! device accepts them.
+//! The device has no address resolution (`IFF_NOARP`), so the kernel sends frames with the device's own MAC address as
+//! destination, and the device accepts these frames.
 
 use std::{
     io,
@@ -55,9 +55,9 @@ impl Default for CatchDevice {
 }
 
 impl CatchDevice {
-    /// Adds routes that lead untranslated packets for `ranges` to the device, and removes its other routes. Creates
-    /// the device if there is none, and removes it if `ranges` is empty. Every call checks the device and adds all
-    /// routes again, so they come back if other software has removed them.
+    /// Adds routes that lead untranslated packets for `ranges` to the device, and removes all other routes to the
+    /// device. Creates the device if there is none, and removes it if `ranges` is empty. Every call checks the device
+    /// and adds all routes again, so they come back if other software has removed them.
     ///
     /// `served` is the interface index of the catch device to which programs are attached; `None` if there is none. If
     /// the present catch device has another index, this call adds and removes no routes: a device without programs
@@ -114,7 +114,7 @@ fn device(netlink: &mut Netlink) -> io::Result<u32> {
 /// The catch device, if it exists.
 ///
 /// # Errors
-/// A device of another type has its name.
+/// A device of another type has the name [`CATCH_DEVICE`].
 fn find(netlink: &mut Netlink) -> io::Result<Option<Link>> {
     match network::links(netlink)?.into_iter().find(|link| link.name == CATCH_DEVICE) {
         Some(link) if !link.is_catch => Err(io::Error::new(

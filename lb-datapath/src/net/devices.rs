@@ -37,7 +37,7 @@ pub enum Layer {
 
 impl Layer {
     /// The header of packets on devices of this hardware type, an `ARPHRD_` number (include/uapi/linux/if_arp.h).
-    /// `None` if the programs cannot parse it, such as that of InfiniBand.
+    /// `None` if the programs cannot parse this header, such as the header of InfiniBand.
     pub(crate) fn of(hardware: u16) -> Option<Self> {
         const ETHER: u16 = 1;
         /// Hardware types without link-layer header: PPP, IPIP and GRE (both families), SIT, RAWIP, and NONE (tun,
@@ -62,7 +62,7 @@ pub struct Device {
     pub kind: DeviceKind,
     /// The header that the device's packets begin with.
     pub layer: Layer,
-    /// MTU of the device: bytes of the largest IP packet.
+    /// MTU of the device: size of the largest IP packet in bytes.
     pub mtu: u32,
     /// Destination MAC address of frames for the node: that of the device, or of the bridge that the device is a port
     /// of. `None` without a link-layer header.
@@ -78,27 +78,33 @@ pub struct Device {
     pub loses_xdp_tx: bool,
     /// Whether VLAN devices are stacked on the device.
     pub has_vlans: bool,
+    /// Whether the device is a bond or team: its driver runs a native XDP program on the ports, so that frames seem to
+    /// come in through these.
+    pub is_bond: bool,
 }
 
 /// Names or globs (`*`, `?`, `[…]`) by which the user selects devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DevicePatterns {
-    /// If not empty, exactly these are wire devices.
+    /// If not empty, the wire devices are exactly the devices that one of these patterns matches.
     pub wire: Vec<Pattern>,
-    /// If not empty, exactly these are workload devices, except those that `wire` matches.
+    /// If not empty, the workload devices are exactly the devices that one of these patterns matches and no pattern in
+    /// `wire` matches.
     pub workload: Vec<Pattern>,
 }
 
-/// The devices that get programs, sorted by index. Patterns take precedence over detection, and patterns of wires over
-/// those of workload devices; no pattern applies to the catch device. The loopback device, and devices whose link layer
-/// the programs cannot parse, never get programs.
+/// The devices that get programs, sorted by index. Patterns take precedence over detection, and patterns for wire
+/// devices over patterns for workload devices; no pattern applies to the catch device. The loopback device, and devices
+/// whose link layer the programs cannot parse, never get programs.
 pub fn classify(links: &[Link], patterns: &DevicePatterns) -> Vec<Device> {
     let device = |link: &Link| {
         let kind = kind_of(link, patterns)?;
         let layer = Layer::of(link.hardware)?;
         let bridge = links.iter().find(|other| other.is_bridge && link.controller == Some(other.index));
         let mac = bridge.unwrap_or(link).mac.filter(|_| layer == Layer::Ethernet);
-        let Link { index, mtu, controller, is_pair, peer_elsewhere, loses_xdp_tx, has_vlans, .. } = *link;
+        let Link {
+            index, mtu, controller, is_pair, peer_elsewhere, loses_xdp_tx, has_vlans, is_bond, ..
+        } = *link;
         Some(Device {
             index,
             name: link.name.clone(),
@@ -111,6 +117,7 @@ pub fn classify(links: &[Link], patterns: &DevicePatterns) -> Vec<Device> {
             peer_elsewhere,
             loses_xdp_tx,
             has_vlans,
+            is_bond,
         })
     };
     let mut devices: Vec<Device> = links.iter().filter_map(device).collect();

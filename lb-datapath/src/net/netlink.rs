@@ -73,8 +73,8 @@ impl<M: Message> Netlink<M> {
         self.receive(drop).map(drop)
     }
 
-    /// The answers to a request that reads one object. (The kernel answers some, such as `RTM_GETQDISC`, only with
-    /// `NLM_F_ECHO`.)
+    /// The answers to a request that reads one object. (The kernel answers some of these requests, such as
+    /// `RTM_GETQDISC`, only with `NLM_F_ECHO`.)
     pub(crate) fn get(&mut self, request: M) -> io::Result<Vec<M>> {
         self.send(request, NLM_F_ACK | NLM_F_ECHO)?;
         let mut answers = Vec::new();
@@ -160,8 +160,8 @@ fn take_message<'a>(datagram: &mut &'a [u8]) -> Option<&'a [u8]> {
 }
 
 /// Reads the datagrams that wait on a non-blocking socket of a multicast group. Returns whether the kernel has dropped
-/// events because the socket's queue was full. (It queues events again only after the queue was empty, so this function
-/// reads until no datagram is left.)
+/// events because the socket's queue was full. (The kernel then queues no event until the queue is empty, so this
+/// function reads until no datagram is left.)
 ///
 /// # Errors
 /// The socket cannot be read.

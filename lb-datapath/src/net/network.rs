@@ -26,12 +26,12 @@ pub struct Network {
     pub links: Vec<Link>,
     /// Default routes of every routing table; a multipath route appears once for each next hop.
     pub default_routes: Vec<DefaultRoute>,
-    /// Whether the next hop of a packet depends only on its destination: there is neither policy routing nor a
-    /// multipath route, see [`routing`].
+    /// Whether the next hop of a packet depends only on its destination: there is no policy routing, and no route that
+    /// is multipath or applies only to some source addresses or TOS values, see [`routing`].
     pub routes_by_destination: bool,
-    /// How often addresses, except IPv6 link-local ones, were removed since the watch began; removals that are noticed
-    /// together count once. An address that comes and goes between two reads leaves no other trace here, but flows may be
-    /// masqueraded with it.
+    /// How often addresses, except IPv6 link-local ones, were removed since the watch began; removals that the agent
+    /// notices together count once. An address that comes and goes between two reads leaves no other trace here, but
+    /// flows may be masqueraded with it.
     pub removals: u64,
 }
 
@@ -48,7 +48,7 @@ pub struct Link {
     pub loopback: bool,
     /// Whether the device is administratively up. Addresses of a device that is down do not count as the node's own.
     pub up: bool,
-    /// MTU of the device: bytes of the largest IP packet.
+    /// MTU of the device: size of the largest IP packet in bytes.
     pub mtu: u32,
     /// MAC address of the device; `None` if its link layer has no such addresses.
     pub mac: Option<[u8; 6]>,
@@ -69,8 +69,11 @@ pub struct Link {
     /// for the loopback device.
     pub is_card: bool,
     /// Whether the device is a bond, team, VLAN, macvlan or MACsec device: an Ethernet device of the node on top of
-    /// others. Not the macvtap device of a virtual machine.
+    /// others. False for the macvtap device of a virtual machine.
     pub is_stacked: bool,
+    /// Whether the device is a bond or team: its driver runs a native XDP program on the ports, so that frames seem to
+    /// come in through these.
+    pub is_bond: bool,
     /// Index of the bridge, bond or VRF that the device belongs to.
     pub controller: Option<u32>,
     /// The device's addresses, in the kernel's order.
@@ -165,8 +168,8 @@ impl Link {
         self.up && !is_lower && (self.is_card || self.is_stacked || is_tunnel)
     }
 
-    /// A sentence with advice about a device that leads out but gets no programs, because they cannot parse its link
-    /// layer; `None` for any other device.
+    /// A sentence with advice about a device that leads out but gets no programs, because the programs cannot parse the
+    /// device's link layer; `None` for any other device.
     pub fn unserved(&self) -> Option<String> {
         let Self { name, hardware, .. } = self;
         let is_parsed = Layer::of(self.hardware).is_some();
@@ -306,6 +309,7 @@ fn link(message: &LinkMessage) -> Option<Link> {
         loses_xdp_tx: matches!(kind, Some(InfoKind::Veth)) && max_mtu == ANY_MTU,
         has_vlans: false,
         is_card: kind.is_none(),
+        is_bond: matches!(kind, Some(InfoKind::Bond | InfoKind::Team)),
         is_stacked: kind.is_some_and(is_stacked),
         controller,
         addresses: Vec::new(),

@@ -34,9 +34,9 @@ impl OurRoutes {
         Self { kind, present: None }
     }
 
-    /// Adds the route that `route` makes for each of these networks, and removes our routes to all other networks. Each
-    /// call adds all routes, so a route that other software has removed comes back. Returns whether the networks have
-    /// changed.
+    /// For each of the `wanted` networks, adds the route that `route` returns. Removes our routes to all other
+    /// networks. Each call adds all routes, so a route that other software has removed comes back. Returns whether the
+    /// networks have changed.
     pub(crate) fn replace(
         &mut self,
         netlink: &mut Netlink,
@@ -96,7 +96,7 @@ fn present(netlink: &mut Netlink, kind: RouteType) -> io::Result<Networks> {
     Ok(Networks(answers.into_iter().filter_map(range).collect()))
 }
 
-/// The destination of `route` if an agent has added it and it is of type `kind`, else `None`.
+/// The destination of `route` if an agent has added this route and the route is of type `kind`, else `None`.
 fn ours(route: &RouteMessage, kind: RouteType) -> Option<Range> {
     (route.header.protocol == PROTOCOL && route.header.kind == kind).then(|| destination(route))?
 }

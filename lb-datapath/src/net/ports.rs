@@ -1,7 +1,7 @@
 //! Reserves the source ports of masqueraded packets, so that the kernel does not give them to sockets of the node.
 //!
 //! The agent records the ports that it adds to `net.ipv4.ip_local_reserved_ports` as folders on the BPF file system,
-//! `DIR/lb/ports/A-B`. Later it removes exactly these, even if other software reserves ports.
+//! `DIR/lb/ports/A-B`. Later it removes exactly the recorded ports, even if other software reserves ports.
 
 use std::{collections::BTreeSet, fmt::Write as _, fs, io, ops::RangeInclusive, path::Path};
 
@@ -99,7 +99,7 @@ pub(crate) fn is_exposed(ports: &RangeInclusive<u16>) -> Result<bool, DatapathEr
     Ok(ports.clone().any(|port| range.contains(&port) && !reserved.contains(&port)))
 }
 
-/// All ports that are to be reserved, and those of them that only agents reserve (`ours`).
+/// All ports that the kernel is to reserve (`reserved`), and the subset that only agents reserve (`ours`).
 #[derive(Debug, PartialEq, Eq)]
 struct Plan {
     reserved: Ports,

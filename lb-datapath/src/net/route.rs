@@ -22,13 +22,13 @@ pub struct Route {
     /// Source address that the node would use. [`Routes::look_up`] sets it only if `bpf_fib_lookup` reports it to
     /// programs (kernel 6.7 and newer).
     pub source: Option<IpAddr>,
-    /// MTU of the route: bytes of the largest IP packet.
+    /// MTU of the route: size of the largest IP packet in bytes.
     pub mtu: u32,
     /// Whether the neighbour table has the hardware address of the next hop.
     pub neighbour: bool,
 }
 
-/// Looks up routes in the network namespace of the thread that opened this.
+/// Looks up routes in the network namespace of the thread that opened this value.
 #[derive(Debug)]
 pub struct Routes {
     netlink: Netlink,
@@ -74,7 +74,8 @@ impl Routes {
         Ok(addresses.values().flatten().any(|of| of.ip == address))
     }
 
-    /// Whether packets to the address end on this node: it is one of the node's own, or there is a local route to it.
+    /// Whether packets to the address end on this node: the address is one of the node's own, or there is a local route
+    /// to it.
     ///
     /// # Errors
     /// The kernel does not answer over netlink.
@@ -160,7 +161,7 @@ fn programs_see_sources() -> bool {
 
 /// Whether the error means that there is no route to the address. The first five errors are those of `fib_props` and
 /// `ip6_rt_type_to_error`, for no route and for routes of type `unreachable`, `prohibit`, `blackhole` and `throw`. A
-/// kernel without IPv6 returns one of the other two.
+/// kernel without IPv6 returns one of the last two errors.
 fn is_no_route(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -192,7 +193,7 @@ fn question(to: IpAddr) -> RouteMessage {
     request
 }
 
-/// The route that a message describes, and its gateway. The route's MTU is 0 if the message has none.
+/// The route that a message describes, and its gateway. The route's MTU is 0 if the message has no MTU.
 fn hop(message: &RouteMessage) -> Option<(Route, Option<IpAddr>)> {
     if message.header.kind != RouteType::Unicast {
         return None;

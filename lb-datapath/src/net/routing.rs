@@ -1,6 +1,7 @@
-//! Whether next hops depend on more than the destination of packets: policy routing and multipath routes.
+//! Whether next hops depend on more than the destination of packets, because of policy routing, multipath routes, or
+//! routes that apply only to some source addresses or TOS values.
 //!
-//! If they do not, programs share a next hop among all flows to a destination.
+//! If next hops depend only on the destination, programs share a next hop among all flows to a destination.
 
 use std::io;
 
@@ -15,8 +16,8 @@ use crate::net::netlink::Netlink;
 /// Routing tables that the kernel's own policy rules use.
 const DEFAULT_TABLES: [u8; 3] = [libc::RT_TABLE_LOCAL, libc::RT_TABLE_MAIN, libc::RT_TABLE_DEFAULT];
 
-/// Whether every policy rule sends all packets to one of the tables that the kernel's own rules use ([`is_default`]),
-/// as the rules do that the kernel creates in every network namespace.
+/// Whether all policy rules are like those that the kernel creates in every network namespace: each rule sends all
+/// packets to one of the tables that the kernel's own rules use ([`is_default`]).
 pub(crate) fn has_only_default_rules(netlink: &mut Netlink) -> io::Result<bool> {
     let answers = netlink.dump(&RouteNetlinkMessage::GetRule(RuleMessage::default()))?;
     Ok(answers

@@ -1,7 +1,7 @@
-//! Routes that keep packets to cluster IPs from leaving the node untranslated, for example by its default route.
+//! Routes that keep packets to cluster IPs from leaving the node untranslated, for example by the node's default route.
 //!
-//! They apply if the [catch device](super::catch) is missing: a pod whose device has no programs then gets an ICMP
-//! error at once.
+//! These routes apply if the [catch device](super::catch) is missing: a pod whose device has no programs then gets an
+//! ICMP error at once.
 
 use netlink_packet_route::route::{RouteMessage, RouteType};
 use tracing::info;

@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// How long to wait for further events after the first one: the setup of one pod's device causes a dozen.
+/// How long to wait for further events after the first one: the setup of one pod's device causes a dozen events.
 const SETTLE: Duration = Duration::from_millis(5);
 
 /// Watches devices, addresses, routes and policy rules. Each list is read again only after an event that may change it,
@@ -59,8 +59,8 @@ impl Stale {
                 libc::RTM_NEWLINK | libc::RTM_DELLINK => self.links = true,
                 libc::RTM_NEWADDR => self.addresses = true,
                 libc::RTM_DELADDR => {
-                    // No flow is masqueraded with an IPv6 link-local address, and one goes with the device of each pod.
-                    // (Byte 0 of an address message is the family, byte 3 the scope.)
+                    // No flow is masqueraded with an IPv6 link-local address, and the kernel removes such an address
+                    // with the device of each pod. (Byte 0 of an address message is the family, byte 3 the scope.)
                     let is_ipv6 = payload.first().copied().map(i32::from) == Some(libc::AF_INET6);
                     let is_link_local = is_ipv6 && payload.get(3) == Some(&libc::RT_SCOPE_LINK);
                     (self.addresses, self.removed) = (true, self.removed || !is_link_local);

@@ -26,8 +26,8 @@ const NETDEV_CMD_DEV_GET: u8 = 1;
 const NETDEV_A_DEV_IFINDEX: u16 = 1;
 const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 
-/// Standard MTU of Ethernet: an IP packet of up to this many bytes is in one buffer. Larger ones may be in several (XDP
-/// fragments).
+/// Standard MTU of Ethernet: an IP packet of up to this many bytes is in one buffer. A larger packet may be in several
+/// buffers (XDP fragments).
 const WHOLE: u32 = 1500;
 
 /// What a device's driver does for XDP programs at present: bits of `enum netdev_xdp_act`.
@@ -66,7 +66,8 @@ impl XdpFeatureReader {
         Ok(find_family(&mut netlink)?.map(|family| Self { netlink, family }))
     }
 
-    /// The XDP features of a device; `None` if there is no device with this index, or the kernel does not report them.
+    /// The XDP features of a device; `None` if there is no device with this index, or the kernel does not report its
+    /// features.
     pub(crate) fn read(&mut self, index: u32) -> io::Result<Option<XdpFeatures>> {
         let index = Attribute::new(NETDEV_A_DEV_IFINDEX, &index.to_ne_bytes());
         let family = self.family;

@@ -47,8 +47,8 @@ pub struct OutPolicy {
 }
 
 impl OutPolicy {
-    /// Whether replies from this virtual address bypass the policy. They never bypass a policy without a source network
-    /// (`src 0.0.0.0/0`), because it also matches the endpoint's address.
+    /// Whether replies from this virtual address bypass the policy. Replies never bypass a policy without a source
+    /// network (`src 0.0.0.0/0`), because such a policy also matches the endpoint's address.
     pub(crate) fn is_bypassed_from(&self, vip: IpAddr) -> bool {
         self.source.1 > 0 && contains(self.source, vip)
     }
@@ -58,7 +58,7 @@ impl OutPolicy {
         self.is_bypassed_from(vip) && contains(self.destination, client)
     }
 
-    /// The clients that the policy is about: address and prefix length of their network.
+    /// The network of the clients to which the policy encrypts packets: address and prefix length.
     pub const fn clients(&self) -> (IpAddr, u8) {
         self.destination
     }
@@ -89,8 +89,8 @@ pub(crate) fn out_policies() -> Result<Vec<OutPolicy>, DatapathError> {
     Ok(answers.map_err(failed)?.into_iter().filter_map(policy).collect())
 }
 
-/// Those policies that replies from virtual addresses bypass, each with the virtual addresses from which replies bypass
-/// it. Calls `vips` only if there is a policy.
+/// The policies among `policies` that replies from virtual addresses bypass, each with the virtual addresses of these
+/// replies. Calls `vips` only if there is a policy.
 pub(crate) fn bypassed(
     policies: Vec<OutPolicy>,
     vips: impl FnOnce() -> Result<BTreeSet<IpAddr>, DatapathError>,
@@ -147,8 +147,8 @@ impl PolicyWatcher {
 enum Xfrm {
     /// A request to list all policies.
     List,
-    /// A policy in an answer; `None` for one that does not encrypt packets when they leave the node, or that replies of
-    /// Services cannot bypass ([`is_for_replies`]).
+    /// A policy in an answer; `None` for a policy that does not encrypt packets when they leave the node, or that
+    /// replies of Services cannot bypass ([`is_for_replies`]).
     Policy(Option<OutPolicy>),
 }
 

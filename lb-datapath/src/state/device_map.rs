@@ -56,7 +56,7 @@ impl DeviceMap {
 struct XdpRole {
     /// Whether the XDP program runs on the device.
     runs_program: bool,
-    /// Whether frames that the program on this device sends back (`XDP_TX`) really leave through it.
+    /// Whether frames that the program on this device sends back (`XDP_TX`) really leave through the device.
     sends_back: bool,
     /// Whether frames that programs on other devices redirect to this device really leave through it.
     is_target: bool,
@@ -70,14 +70,14 @@ impl XdpRole {
     }
 }
 
-/// What the entry of a device depends on, in addition, if the device is the bridge of a workload device.
+/// What else the entry of a device depends on if the device is the bridge of a workload device.
 #[derive(Clone, Copy, Debug)]
 struct PodBridge {
     /// Whether the node has a catch device.
     has_catch: bool,
 }
 
-/// The entry of a device in `DEVICES`; `bridge` is `Some` if it is the bridge of a workload device.
+/// The entry of a device in `DEVICES`; `bridge` is `Some` if the device is the bridge of a workload device.
 fn info(device: &Device, xdp: XdpRole, bridge: Option<PodBridge>, forwarding: Forwarding) -> DeviceInfo {
     let direct = forwarding == Forwarding::Direct;
     let bypass = match device.kind {
@@ -112,6 +112,7 @@ mod tests {
             peer_elsewhere,
             loses_xdp_tx: false,
             has_vlans: false,
+            is_bond: false,
         }
     }
 

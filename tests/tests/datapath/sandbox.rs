@@ -126,6 +126,7 @@ pub(crate) fn wire(name: &str, index: u32) -> Device {
         peer_elsewhere: false,
         loses_xdp_tx: false,
         has_vlans: false,
+        is_bond: false,
         mac: None,
         controller: None,
     }

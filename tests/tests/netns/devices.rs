@@ -3,8 +3,9 @@
 
 use std::{fs, io, time::Duration};
 
+use lb_common::LAYOUT_VERSION;
 use lb_tests::{
-    client::{Answer, Connection, ask_http, ask_udp},
+    client::{Answer, Connection, PATIENCE, ask_http, ask_udp},
     cluster::{ClientLink, veth},
     netns::Netns,
     one_of_three, skip,
@@ -56,6 +57,28 @@ fn new_pod_is_served_within_a_second() {
         assert!(wait_for(Duration::from_secs(1), ask).is_some(), "{vip}");
         assert_eq!(ask_http(bed.netns("pod5"), http(vip)).unwrap().server, "pod5", "hairpin of a late pod");
     }
+}
+
+#[test]
+fn device_that_refuses_programs_is_a_condition_and_delays_no_other() {
+    const CONDITIONS: &str = r#"lb_conditions{about="devices"}"#;
+    if skip::is_older_than(6, 6) {
+        return skip::whole("the kernel has no tcx, whose pins the test blocks");
+    }
+    let mut bed = Bed::with_web(&["pod2"]);
+    let before = bed.metric(CONDITIONS);
+    // A folder at the path where the agent pins a link makes the pinning fail.
+    let pin = bed.cluster.bpffs(1).join(format!("lb/v{LAYOUT_VERSION}/links/4242-ingress"));
+    fs::create_dir(&pin).unwrap();
+    let (node, client) = (&bed.cluster.node1, bed.cluster.client.name());
+    node.ip(&format!("link add pod9 index 4242 type veth peer name pod9 netns {client}\nlink set pod9 up\n"))
+        .unwrap();
+    wait_for(PATIENCE, || (bed.metric(CONDITIONS) > before).then_some(())).expect("a condition");
+    bed.cluster.add_pod("pod5", 1, 5).unwrap();
+    let ask = || ask_briefly(bed.netns("pod5"), WEB[0]);
+    assert_eq!(wait_for(PATIENCE, ask).as_deref(), Some("pod2"));
+    fs::remove_dir(&pin).unwrap();
+    wait_for(PATIENCE, || (bed.metric(CONDITIONS) == before).then_some(())).expect("no condition");
 }
 
 #[test]
@@ -136,7 +159,7 @@ fn device_without_ethernet_header_is_served() {
 }
 
 /// As with WireGuard, xfrm or BGP unnumbered, routes lead through the device, but the node's addresses are on another
-/// one.
+/// device.
 #[test]
 fn tunnel_without_address_is_served() {
     let mut bed = Bed::without_agent(ClientLink::Layer3, &["pod2", "pod3"]);
