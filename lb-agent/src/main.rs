@@ -75,7 +75,10 @@ fn run(Cli { kernel, command }: Cli) -> anyhow::Result<()> {
             paths(kernel)?;
             commands::cleanup_kube_proxy(dry_run)
         }
-        Command::Cleanup(_) => commands::cleanup(&paths(kernel)?),
+        Command::Cleanup(_) => {
+            daemon::logging::init(None, "warn", LogFormat::Human);
+            commands::cleanup(&KernelPaths::only_bpffs(kernel)?)
+        }
         Command::Kubectl { arguments } => kubectl(arguments),
         Command::Completions { shell } => commands::completions(shell),
         Command::ManPages { folder } => commands::man_pages(&folder),

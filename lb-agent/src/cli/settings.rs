@@ -618,7 +618,8 @@ mod tests {
         let mut page = "# Settings\n\n\
             Made from `lb-agent/src/cli/settings.rs` by `UPDATE_DOCS=1 cargo test -p lb-agent settings`; change that.\n\n\
             Each setting can be a flag, an environment variable, or a key in the YAML file of `--config`, which also takes the\n\
-            second key. A flag overrides the environment, which overrides the file. `lb-agent run --help` describes the values.\n\n\
+            second key. A flag overrides the environment, which overrides the file; but a switch (a flag without a value) is on if\n\
+            any of the three turns it on. `lb-agent run --help` describes the values.\n\n\
             [limits.md](limits.md#what-no-setting-changes) lists values that no setting changes, such as the UDP timeout.\n\n\
             | flag | environment | second key | meaning |\n| --- | --- | --- | --- |\n"
             .to_owned();

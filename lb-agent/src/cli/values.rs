@@ -68,8 +68,8 @@ impl FromStr for Destination {
     }
 }
 
-/// The text of an address and port, with `127.0.0.1` in place of the name `localhost`. Other names are not looked up:
-/// an address that a name has today may be another one after the next restart.
+/// The text of an address and port, with `127.0.0.1` in place of the name `localhost`. Other names are not looked up,
+/// because a name may have another address after the next restart.
 pub(crate) fn without_localhost(text: &str) -> Cow<'_, str> {
     match text.strip_prefix("localhost") {
         Some(rest) if rest.is_empty() || rest.starts_with(':') => Cow::Owned(format!("127.0.0.1{rest}")),

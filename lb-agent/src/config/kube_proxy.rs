@@ -219,8 +219,8 @@ impl KubeProxyConfiguration {
         (self.mode == Mode::Ipvs).then(|| name.to_owned())
     }
 
-    /// Whether the file turns off [`EXTERNAL_IPS_GATE`]. Adds each other gate to `without_effect`, also one that is
-    /// false: its default may be true.
+    /// Whether the file turns off [`EXTERNAL_IPS_GATE`]. Adds each other gate to `without_effect`, even a gate that is
+    /// false, because its default may be true.
     fn ignores_external_ips(&self, without_effect: &mut Vec<String>) -> bool {
         let others = self.feature_gates.keys().filter(|gate| *gate != EXTERNAL_IPS_GATE);
         without_effect.extend(others.map(|gate| format!("featureGates.{gate}")));
@@ -295,8 +295,8 @@ mod tests {
         parsed(text).1
     }
 
-    /// The file that kubeadm writes, with some of its lines replaced by others. kubeadm writes every field, and the
-    /// zero value for each field that its user has not set.
+    /// The file that kubeadm writes, with some lines replaced. kubeadm writes every field, and the zero value for each
+    /// field that the user of kubeadm has not set.
     fn of_kubeadm(replaced: &[[&str; 2]]) -> (FileSettings, Vec<String>) {
         let objects = include_str!("testdata/kubeadm-objects.yaml");
         let (config_map, _) = objects.split_once("\n---\n").unwrap();

@@ -70,7 +70,7 @@ pub struct Config {
     pub source: Source,
     /// Name of this node, as endpoints and Nodes have it.
     pub node_name: String,
-    /// The zone of this node; `None` if it has none, or if the Node object names it.
+    /// The zone of this node; `None` if the node has no zone, or if the Node object names the zone.
     pub zone: Option<String>,
     /// The address of this node, see [`Self::node_ip`]. An unspecified address only selects the family of the default
     /// addresses of the health and metrics servers.
@@ -79,13 +79,15 @@ pub struct Config {
     pub devices: DevicePatterns,
     /// Ranges of cluster IPs, at most one for each family; `None` to use those that the API server names.
     pub service_ranges: Option<Vec<IpNet>>,
-    /// Whether a Service of a manifest gets a cluster IP outside `service_ranges` if it requests one. Refused only if
-    /// the user has set the ranges, because the default ranges are a guess.
+    /// Whether a Service of a manifest gets the cluster IP that it requests if this address is outside
+    /// `service_ranges`. The agent refuses such a request only if the user has set the ranges, because the default
+    /// ranges are a guess.
     pub other_cluster_ips: OutsideRanges,
     /// Whether packets to unassigned addresses in the ranges of cluster IPs are dropped. False for the default ranges,
     /// which may contain addresses of other machines.
     pub drops_unknown_vips: bool,
-    /// Networks from which load balancers get addresses, in addition to the pools in the folder of manifests.
+    /// Networks from which Services of type LoadBalancer get addresses, in addition to the pools in the folder of
+    /// manifests.
     pub load_balancer_pool: Vec<IpNet>,
     /// The `loadBalancerClass` of the Services that get addresses; `None` for Services without a class.
     pub load_balancer_class: Option<String>,
@@ -93,9 +95,9 @@ pub struct Config {
     pub load_balancer_controller: bool,
     /// Whether a Service gets another address once the pools no longer permit its current one.
     pub load_balancer_reassign: bool,
-    /// Which nodes share load balancers' addresses at layer 2, and how.
+    /// Which nodes share load balancer addresses at layer 2, and how.
     pub announce: AnnounceConfig,
-    /// How load balancers' addresses are announced by BGP; `None` if they are not.
+    /// How the agent announces load balancer addresses by BGP; `None` if it does not.
     pub bgp: Option<bgp::Options>,
     /// How the agent recognises internal clients.
     pub detect_local: DetectLocal,
@@ -153,7 +155,7 @@ pub struct Config {
     pub without_effect: Vec<String>,
 }
 
-/// The members that share load balancers' addresses: the configured `members`, or with `port` the Nodes of the cluster.
+/// The members that share load balancer addresses: the configured `members`, or with `port` the Nodes of the cluster.
 /// With neither, this node shares its addresses with no other node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AnnounceConfig {
@@ -212,11 +214,16 @@ pub enum Source {
 }
 
 impl KernelPaths {
-    /// The paths for a command other than `run`.
+    /// The paths for a command other than `run`. Reads the file only if it may give one of them, so that the commands
+    /// also work while the file is invalid.
     ///
     /// # Errors
-    /// The file is unreadable or invalid, or the path of the BPF file system is relative and there is no current folder.
+    /// The file is unreadable or invalid, or the path of the BPF file system is relative and there is no current
+    /// folder.
     pub fn new(typed: KernelArgs) -> Result<Self, ConfigError> {
+        if typed.bpffs.is_some() && typed.cgroup.is_some() {
+            return Self::checked(typed);
+        }
         let mut file = File::read(typed.config.as_deref())?;
         Self::checked(typed.or_in_file(&mut file.settings))
     }

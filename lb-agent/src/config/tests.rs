@@ -473,7 +473,7 @@ fn nodes_of_a_cluster_announce_with_a_key_only() {
 #[test]
 fn help_names_the_defaults_that_apply() {
     let kubeconfig = file("{apiVersion: v1, kind: Config}");
-    // These flags have no default. Other flags have a default only if these are given.
+    // These flags have no default. Other flags have a default only if these flags are given.
     let run = RunArgs {
         manifests: None,
         kubeconfig: Some(kubeconfig.path().to_owned()),

@@ -1,12 +1,16 @@
 //! Watches the file of `--config`. Like kube-proxy, the agent ends when the file changes, so that its supervisor
-//! restarts it. Unlike kube-proxy, it ends only if a setting changes and the new configuration is valid.
+//! restarts it. Unlike kube-proxy, the agent ends only if a setting changes and the new configuration is valid.
 
 use std::{future, path::PathBuf, time::Duration};
 
 use tokio::{fs, time};
-use tracing::{info, warn};
+use tracing::info;
 
-use crate::config::{Config, ConfigError};
+use super::named_files;
+use crate::{
+    config::{Config, ConfigError},
+    log_few::warn_new,
+};
 
 /// Interval between two reads of the file. A change takes effect once two successive reads return the same text: before
 /// that, the program that writes the file may not have finished.
@@ -28,11 +32,12 @@ impl ConfigFile {
     }
 
     async fn changed_within(self, running: &Config, period: Duration) -> PathBuf {
-        // A pipe can be read only once.
+        // Watches only a regular file: a pipe, for example, can be read only once.
         let Some(path) = self.path.filter(|path| path.is_file()) else { return future::pending().await };
         let mut last = fs::read(&path).await.ok();
         // The loop also checks the text of the first read, because the file may have changed while the agent started.
         let mut judged = None;
+        let mut refusals = Vec::new();
         loop {
             time::sleep(period).await;
             let now = fs::read(&path).await.ok();
@@ -42,17 +47,27 @@ impl ConfigFile {
                 continue;
             }
             let is_first = judged.replace(last.clone()).is_none();
-            match (self.read)() {
+            let refusal = match (self.read)().map_err(anyhow::Error::from) {
                 Ok(config) if config == *running => {
                     if !is_first {
                         info!("{} has changed, but no setting in it", path.display());
                     }
+                    None
                 }
-                Ok(_) => return path,
-                Err(error) => warn!(
-                    "the agent goes on as it was started, because the new configuration is invalid: {error}"
-                ),
-            }
+                Ok(config) => {
+                    let Err(error) = named_files::check(&config) else { return path };
+                    // Checks again although this file stays as it is: another file may change.
+                    judged = None;
+                    Some(error)
+                }
+                Err(error) => Some(error),
+            };
+            let refusal = refusal.map(|error| {
+                format!(
+                    "the agent goes on as it was started, because the new configuration is invalid: {error:#}"
+                )
+            });
+            warn_new(&mut refusals, refusal.as_slice());
         }
     }
 }
@@ -113,6 +128,13 @@ mod tests {
         assert!(!bed.ends_with("node-name: a\n").await, "the same");
         assert!(!bed.ends_with("# a comment\nnode-name: a\n").await, "nothing that counts");
         assert!(!bed.ends_with("node-nmae: b\n").await, "a mistake");
+        for unusable in [
+            "flow-log: /nonexistent/flows.json\n",
+            "web-bind-address: 127.0.0.1:8088\nweb-token-file: /nonexistent/token\n",
+            "web-bind-address: 192.0.2.1:8088\n",
+        ] {
+            assert!(!bed.ends_with(&format!("node-name: b\n{unusable}")).await, "{unusable}");
+        }
         assert!(!bed.ends_with("node-name: a\n").await, "back");
         assert!(bed.ends_with("node-name: b\n").await, "another name");
     }

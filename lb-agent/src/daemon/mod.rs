@@ -23,6 +23,7 @@ mod http;
 mod ipsec;
 pub mod logging;
 mod memory;
+mod named_files;
 mod node;
 mod open_files;
 mod published;

@@ -1,5 +1,5 @@
-//! The flow log: a line for each logged connection that has ended, and for long ones a line in each interval with
-//! traffic.
+//! The flow log: one line for each logged connection that has ended. A long connection also gets a line in each
+//! interval with traffic.
 //!
 //! ```text
 //! programs ──events──▶ collector thread ─┐
@@ -63,8 +63,8 @@ const PASS_ON_EACH: usize = 4096;
 const ROOM_EACH: u32 = 4096;
 /// Maximum number of events that the collector keeps unprocessed; they take 64 MiB.
 const MAX_UNREAD: usize = 1 << 19;
-/// How long the log of an agent that starts waits for the annotations of all Services. They decide which connections the
-/// log has.
+/// How long the log of a starting agent waits until the annotations of all Services are known. The annotations decide
+/// which connections the agent logs.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a stopping agent waits for the last lines to be written.
 const LAST_MOMENT: Duration = Duration::from_secs(2);
@@ -75,8 +75,8 @@ pub struct FlowLogConfig {
     /// Where the agent writes the lines: file, standard output or socket.
     pub target: FlowLogTarget,
     /// Minimum time from one line of a connection to its next intermediate line, unless an annotation of its Service
-    /// sets another. Without traffic since its last line, a connection gets no intermediate line. Its final line is
-    /// written when it ends, whatever the interval.
+    /// sets another interval. Without traffic since its last line, a connection gets no intermediate line. Its final
+    /// line is written when it ends, whatever the interval.
     pub interval: Duration,
     /// How many of a million connections are logged, chosen by a hash.
     pub sample: u32,
@@ -118,8 +118,7 @@ impl FlowLog {
         (events, maps): (FlowEvents, ServiceMaps),
         counters: FlowLogCounters,
     ) -> anyhow::Result<(Self, FlowLogThreads)> {
-        let mut sink = Sink::new(config.target.clone(), config.rotation);
-        sink.check().with_context(|| format!("cannot open the file of --flow-log, {}", config.target))?;
+        let sink = open(config)?;
         let reopen = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(SIGHUP, Arc::clone(&reopen)).context("cannot listen for SIGHUP")?;
         let (queue, writer) = Writer::new(node, sink, CAPACITY, counters.clone(), reopen);
@@ -144,6 +143,14 @@ impl FlowLog {
             }
         })?;
         Ok((log.clone(), FlowLogThreads { stop, log, written }))
+    }
+
+    /// Checks that the file can be opened.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub(crate) fn check(config: &FlowLogConfig) -> anyhow::Result<()> {
+        open(config).map(drop)
     }
 
     /// The flow log policies of Services, which the writer of Services updates.
@@ -180,18 +187,26 @@ impl Drop for FlowLogThreads {
     }
 }
 
+/// Opens the file of the log.
+fn open(config: &FlowLogConfig) -> anyhow::Result<Sink> {
+    let mut sink = Sink::new(config.target.clone(), config.rotation);
+    sink.check().with_context(|| format!("cannot open the file of --flow-log, {}", config.target))?;
+    Ok(sink)
+}
+
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }
 
-/// All state that makes lines out of events and flows, behind one lock.
+/// All state for turning events and flows into lines, behind one lock.
 struct Collector {
     /// The policies for which the log waits, and until when; `None` once it does not wait.
     waits: Option<(Policies, Instant)>,
     tracker: Tracker,
     events: FlowEvents,
-    /// Events that were read while the log waited for the policies or during a GC pass. The latter wait for the end of
-    /// the pass, because it may still show counters that are older than these events.
+    /// Events that the collector has read but not processed, because the log waits for the policies or because a GC
+    /// pass runs. A GC pass may still show counters that are older than the events read during it, so the collector
+    /// processes these events after the pass.
     unread: VecDeque<FlowEvent>,
     /// Number of flows that GC passes have found; wraps around.
     found: u32,

@@ -65,7 +65,7 @@ impl Policies {
     }
 }
 
-/// Looks names up in the maps; caches them until the policies change, and until the next [`Self::refresh`].
+/// Looks names up in the maps. Caches them until the policies change or [`Self::refresh`] is called.
 pub(super) struct MapNames {
     maps: ServiceMaps,
     policies: Policies,

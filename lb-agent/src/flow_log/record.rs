@@ -31,9 +31,9 @@ pub enum LogLine<'a> {
 pub struct Record<'a> {
     /// The schema's [`VERSION`].
     pub version: u32,
-    /// When the agent made the line.
+    /// When the agent created the line.
     pub time: Timestamp,
-    /// Name of the node whose agent made the line.
+    /// Name of the node whose agent created the line.
     #[serde(borrow)]
     pub node: Cow<'a, str>,
     /// Id of the connection, the same in all its lines: 16 hexadecimal digits.
@@ -118,7 +118,8 @@ pub struct Volume {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EndReason {
-    /// Both ends have sent FIN, or an SCTP SHUTDOWN. (In a tunnel, the client has: this node does not see the replies.)
+    /// Both ends have sent FIN, or an SCTP SHUTDOWN. For a tunnelled flow, that of the client is enough, because this
+    /// node does not see the replies.
     Closed,
     /// One end has sent a RST, or an SCTP ABORT.
     Reset,
@@ -153,17 +154,17 @@ impl EndReason {
 pub struct StatsRecord<'a> {
     /// The schema's [`VERSION`].
     pub version: u32,
-    /// When the agent made the line.
+    /// When the agent created the line.
     pub time: Timestamp,
-    /// Name of the node whose agent made the line.
+    /// Name of the node whose agent created the line.
     #[serde(borrow)]
     pub node: Cow<'a, str>,
     /// Number of lines written, without lines of statistics.
     pub lines: u64,
     /// Number of lines dropped because the file, pipe or socket was too slow or failed.
     pub dropped_lines: u64,
-    /// Number of events of the BPF programs that were lost, because the agent read them too slowly. Connections may
-    /// then lack their start, and evicted ones their last line.
+    /// Number of events of the BPF programs that were lost, because the agent read them too slowly. If an event was
+    /// lost, the lines of its connection may lack `start`, and an evicted connection may lack its last line.
     pub lost_events: u64,
 }
 

@@ -78,7 +78,7 @@ enum Opened {
 }
 
 /// Writes whole lines. An error may have cut off a line of the file or of standard output, so the next write that
-/// succeeds begins with a line break. A socket needs none: after an error, the agent opens a new connection.
+/// succeeds begins with a line break. A socket needs no line break: after an error, the agent opens a new connection.
 pub(super) struct Sink {
     target: FlowLogTarget,
     rotation: Rotation,

@@ -1,6 +1,6 @@
 //! Decides which lines the flow log gets: a pure state machine. The BPF programs emit an event when a flow begins or
-//! closes, and when they delete it; each GC pass shows every flow with its counters. Both together give exact lines, in
-//! whatever order events and passes arrive.
+//! closes, and when they delete it; each GC pass shows every flow with its counters. Events and passes together give
+//! exact lines, in whatever order they arrive.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -117,7 +117,8 @@ impl Counters {
         (u64::from(self.packets.wrapping_sub(before.packets)), bytes)
     }
 
-    /// Whether the counters `later` can be those of the same flow: they have the same generation and no fewer bytes.
+    /// Whether the flow with these counters can have the counters `later` at a later time: `later` has the same
+    /// generation and no fewer bytes.
     const fn leads_to(self, later: Self) -> bool {
         Flow::generation_in(self.traffic) == Flow::generation_in(later.traffic)
             && self.traffic <= later.traffic
@@ -140,9 +141,9 @@ struct Known {
     flags: u8,
     choice: Option<(u8, u8)>,
     start: Option<u64>,
-    /// The counters when the connection began; its traffic is the difference between `now` and these. If the connection
-    /// is older than the log: the counters in the first GC pass. If no event has reported the beginning of a newer
-    /// connection: zero packets and bytes.
+    /// The counters when the connection began; the connection's traffic is the difference between `now` and these
+    /// counters. If the connection is older than the log: the counters in the first GC pass. If no event has reported
+    /// the beginning of a newer connection: zero packets and bytes.
     base: Pair,
     now: Pair,
     /// The counters in the connection's last line; `None` before the first line.
@@ -182,8 +183,8 @@ impl Known {
         }
     }
 
-    /// Lets a later flow begin where this one has ended, in each direction in which the entry has continued the counters:
-    /// see [`Flow::continue_counters`].
+    /// Counts for the `later` connection only the traffic after the end of this one, in each direction whose entry has
+    /// continued the counters: see [`Flow::continue_counters`].
     fn continue_into(&self, later: &mut Self) {
         for (direction, earlier) in self.now.into_iter().enumerate() {
             if Flow::generation_in(earlier.traffic) < Flow::generation_in(later.now[direction].traffic) {
@@ -353,7 +354,7 @@ impl Tracker {
     }
 
     /// Begins to follow a connection that the GC pass has found before any event, unless its Service is not logged.
-    /// `earlier` is the connection that it has replaced, if the tracker has followed that one.
+    /// `earlier` is the known connection that this connection has replaced, if there is one.
     fn adopt(
         &mut self,
         from: &Tuple,
@@ -380,8 +381,8 @@ impl Tracker {
         self.flows.insert(*from, known);
     }
 
-    /// Whether the entries have belonged to another flow than the known connection since an earlier GC pass. So the
-    /// events about the end of the connection and the beginning of the other one were lost: the tracker reads events
+    /// Whether the entries have belonged to another flow than the known connection since an earlier GC pass. If so, the
+    /// events about the end of the connection and the beginning of the other flow were lost: the tracker reads events
     /// before each pass. The first pass that finds another flow only notes it, because the events may come later.
     fn missed_replacement(&mut self, from: &Tuple, forward: &Flow, counters: Pair, has_reply: bool) -> bool {
         let Some(known) = self.flows.get_mut(from) else { return false };

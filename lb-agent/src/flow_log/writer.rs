@@ -177,8 +177,8 @@ impl Writer {
         (self.counters.dropped_lines.get(), self.counters.lost_events.get())
     }
 
-    /// Writes a line of statistics if lines or events were lost since the last such line, that line (if there is one)
-    /// is at least [`STATS_INTERVAL`] old, and the last write has not failed.
+    /// Writes a line of statistics if lines or events were lost since the last such line, unless the last write has
+    /// failed. Two such lines are at least [`STATS_INTERVAL`] apart.
     fn report_loss(&mut self) {
         let is_due = self.reported.is_none_or(|at| at.elapsed() >= STATS_INTERVAL);
         if is_due && !self.failing && self.loss() != self.reported_loss {

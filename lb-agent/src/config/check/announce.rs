@@ -1,4 +1,4 @@
-//! The settings of announcements of load balancers' addresses.
+//! The settings for announcing load balancer addresses.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc};
 

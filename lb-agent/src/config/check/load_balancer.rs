@@ -1,4 +1,4 @@
-//! The settings of load balancers' addresses.
+//! The settings for assigning addresses to Services of type LoadBalancer.
 
 use ipnet::IpNet;
 

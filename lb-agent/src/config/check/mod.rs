@@ -46,7 +46,7 @@ const HEALTHZ_PORT: u16 = 10256;
 const METRICS_PORT: u16 = 10249;
 /// Port of the pages for a browser if `--web-bind-address` names only an address.
 const WEB_PORT: u16 = 8088;
-/// Default ranges of cluster IPs with `--manifests`: that of kubeadm, and a unique local IPv6 range.
+/// Default ranges of cluster IPs with `--manifests`: the range of kubeadm, and a unique local IPv6 range.
 const DEFAULT_SERVICE_RANGES: [&str; 2] = ["10.96.0.0/12", "fd00:10:96::/112"];
 /// Length of the longest name of a network interface, in bytes (`IFNAMSIZ` - 1).
 const DEVICE_NAME_MAX: usize = 15;
@@ -240,8 +240,8 @@ pub(super) fn peers(given: Option<&[String]>) -> Result<Vec<IpNet>, ConfigError>
     networks("--dsr-peers", given, "")
 }
 
-/// Parses the networks of `--deny-source`, aggregated. More networks than the map can hold are an error, because to
-/// ignore one would admit its clients.
+/// Parses the networks of `--deny-source`, aggregated. More networks than the map can hold are an error, because
+/// ignoring a network would admit its clients.
 pub(super) fn denied_sources(given: Option<&[String]>) -> Result<Vec<IpNet>, ConfigError> {
     const SETTING: &str = "--deny-source";
     let networks = IpNet::aggregate(&networks(SETTING, given, "")?);
@@ -314,8 +314,7 @@ pub(super) fn web(
 }
 
 /// Parses the value of `setting`: `ADDRESS:PORT`, or an IP address alone, which gets the default port; `localhost` is
-/// 127.0.0.1. Without a value
-/// the result is the default; an empty string means that the server is off.
+/// 127.0.0.1. Without a value the result is the default; an empty string means that the server is off.
 fn listener(
     setting: &'static str,
     given: Option<&str>,

@@ -1,6 +1,4 @@
-//! Starts the tasks that announce load balancers' addresses.
-
-use std::path::Path;
+//! Starts the tasks that announce load balancer addresses.
 
 use lb_core::announce::voters::Ballot;
 use lb_datapath::Network;
@@ -8,13 +6,13 @@ use tokio::sync::watch;
 
 use super::{channels::Channels, opened::Opened};
 use crate::{
-    announce::{self, Announcer, Coverage, Key, Members, Who},
-    config::{AnnounceConfig, Config, ConfigError, Source, refused},
-    daemon::{routes, tasks::Tasks},
+    announce::{self, Announcer, Coverage, Members, Who},
+    config::{AnnounceConfig, Config, Source},
+    daemon::{named_files, routes, tasks::Tasks},
 };
 
-/// Spawns the tasks that announce at layer 2 and by BGP, and the one that reports what they do not announce. `network`
-/// receives changes of the network.
+/// Spawns the tasks that announce at layer 2 and by BGP, and the task that reports addresses that no advertisement
+/// covers. `network` receives changes of the network.
 pub(super) fn spawn(
     config: &Config,
     opened: &Opened,
@@ -61,7 +59,7 @@ fn spawn_at_layer_2(
         None => (!members.is_empty()).then_some(Who::Configured(members)),
     };
     let members = match who.zip(key_file) {
-        Some((who, file)) => Some(Members { who, key: read_key(&file)?, prefer }),
+        Some((who, file)) => Some(Members { who, key: named_files::read_key(&file)?, prefer }),
         None => None,
     };
     let kernel = announce::Kernel::new(datapath.announce_attacher()?, datapath.announcements()?);
@@ -69,9 +67,4 @@ fn spawn_at_layer_2(
     let announcer = Announcer::new(node, sources, kernel, (members, ballots), opened.observers())?;
     tasks.spawn("announcer", announcer.run());
     Ok(())
-}
-
-/// Reads the key of `--announce-key-file`.
-fn read_key(file: &Path) -> Result<Key, ConfigError> {
-    Key::read(file).map_err(|error| refused("--announce-key-file", file.display(), format!("{error:#}")))
 }

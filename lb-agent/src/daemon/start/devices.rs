@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Maximum number of attempts to attach the programs while there is a data plane with another map layout, and the pause
-/// between two of them. After the last attempt the agent goes on without the programs that it could not attach.
+/// between two attempts. After the last attempt the agent goes on without the programs that it could not attach.
 const ATTEMPTS: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -94,9 +94,10 @@ fn attach(
     Ok((node, facts, network))
 }
 
-/// Calls `sync` until it has attached all programs at tc, at most `attempts` times; returns whether it has. The agent
-/// removes the programs of an earlier agent with another map layout soon afterwards, so a device that refuses programs
-/// for a moment (for example while it is being renamed) would have none until the next attempt.
+/// Calls `sync` until it has attached all programs at tc, at most `attempts` times. Returns whether all these programs
+/// are attached. Soon after the last call, the agent removes the programs of an earlier agent with another map layout:
+/// a device that refused the new programs for a moment (for example while it was being renamed) would then have no
+/// program until the devices task tries again.
 ///
 /// # Errors
 /// `sync` returns an error; this function then makes no further attempt.

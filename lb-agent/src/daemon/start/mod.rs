@@ -5,7 +5,7 @@
 //! channels     the channels between the tasks
 //! devices      the node: devices and their programs, addresses, settings
 //! servers      /healthz, /metrics, sockets of commands, pages
-//! announcers   load balancers' addresses, at layer 2 and by BGP
+//! announcers   load balancer addresses, at layer 2 and by BGP
 //! source       Services: from the folder of manifests or the API server
 //! flows        the writer of Services, connection tracking
 //! ```
@@ -96,8 +96,8 @@ fn spawn_dns(
     Ok(())
 }
 
-/// Spawns the task that probes endpoints. Returns the sender of its targets, and the endpoints that an earlier agent
-/// has found unhealthy.
+/// Spawns the task that probes endpoints. Returns the channel to this task for the endpoints to probe, and the
+/// endpoints that an earlier agent has found unhealthy.
 fn spawn_prober(
     config: &Config,
     opened: &Opened,

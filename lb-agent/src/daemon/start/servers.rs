@@ -1,18 +1,16 @@
 //! Starts the servers of the agent.
 
-use std::{fs, io, net::SocketAddr, path::Path, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc};
 
-use anyhow::Context as _;
 use axum::Router;
 use jiff::Timestamp;
-use lb_web::{Access, Token};
 use tokio::sync::watch;
 
 use super::{channels::Channels, opened::Opened};
 use crate::{
-    config::{Config, ConfigError, WebConfig, refused},
+    config::Config,
     daemon::{
-        Pages, bpffs, environment, http,
+        Pages, bpffs, environment, http, named_files,
         report::{HealthzReport, Listener},
         socket,
         state::State,
@@ -25,9 +23,9 @@ use crate::{
     zpages::{self, About},
 };
 
-/// Spawns the servers of `/healthz`, `/metrics`, the agent's sockets and the health of Services, the reports to the
-/// supervisor, and the watch over the BPF file system. `emitted` receives Events about Services whose health cannot be
-/// served.
+/// Spawns the servers of `/healthz`, `/metrics`, the agent's sockets and the health of Services, the task that reports
+/// to the supervisor, and the task that watches the BPF file system. `emitted` receives Events about Services whose
+/// health cannot be served.
 pub(super) fn spawn(
     config: &Config,
     opened: &Opened,
@@ -87,23 +85,13 @@ pub(super) fn spawn_pages(
     state: &Arc<State>,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
-    let Some(WebConfig { address, token_file }) = &config.web else { return Ok(()) };
-    let token = token_file.as_deref().map(read_token).transpose()?;
-    let access = Access::new(*address, token)
-        .with_context(|| format!("--web-bind-address {address} needs --web-token-file"))?;
-    let router = pages(config.kernel.clone(), access);
-    serve("pages for a browser", (Listener::Web, *address), router, state, tasks);
+    let Some(web) = &config.web else { return Ok(()) };
+    let router = pages(config.kernel.clone(), named_files::access_to_pages(web)?);
+    serve("pages for a browser", (Listener::Web, web.address), router, state, tasks);
     Ok(())
 }
 
-/// Reads the token of `--web-token-file`.
-fn read_token(file: &Path) -> Result<Token, ConfigError> {
-    let wrong = |reason: String| refused("--web-token-file", file.display(), reason);
-    let text = fs::read_to_string(file).map_err(|error| wrong(format!("cannot read it: {error}")))?;
-    Token::new(&text).map_err(|error| wrong(error.to_string()))
-}
-
-/// Spawns the task of an HTTP server, which records whether it listens at its address.
+/// Spawns the task of an HTTP server. The task records whether the server listens at its address.
 fn serve(
     task: &'static str,
     (listener, address): (Listener, SocketAddr),

@@ -21,7 +21,7 @@ use crate::{
     metrics::Metrics,
 };
 
-/// The channels of the source: those to which it publishes what it reads, and `ballots`, from which it reads.
+/// The channels of the source of Services. The source reads from `ballots` and sends to all other channels.
 struct SourceChannels {
     node_info: watch::Sender<NodeInfo>,
     service_cidrs: watch::Sender<Vec<IpNet>>,
@@ -107,8 +107,8 @@ fn spawn_manifests(options: ManifestsOptions, opened: &Opened, channels: SourceC
     });
 }
 
-/// Spawns the task that reads Services from the API server, and those that read announcements and DNS names if these
-/// are configured.
+/// Spawns the task that reads Services from the API server, and the tasks that read announcements and DNS names, as far
+/// as these are configured.
 fn spawn_api_server(
     server: ApiServer,
     config: &Config,

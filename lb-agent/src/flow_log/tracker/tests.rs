@@ -237,7 +237,8 @@ fn pass_before_the_events_changes_nothing() {
         flow.continue_counters(&earlier);
         flow.count_packet(1);
     }
-    // The pass finds the next connection of this tuple before the tracker gets the event about the earlier one's end.
+    // The pass finds the next connection of this tuple before the tracker gets the event about the end of the earlier
+    // one.
     world.pass(11 * SECOND);
     let next = (world.forward, world.reply);
     (world.forward, world.reply) = (forward, reply);
