@@ -7,6 +7,7 @@
 use std::{
     collections::BTreeMap,
     fs, io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, exit},
     sync::{Mutex, MutexGuard, Once, PoisonError},
@@ -61,12 +62,24 @@ fn remove_netns(name: &str) -> io::Result<()> {
     absent_is_fine(fs::remove_file(path))
 }
 
-/// Removes a folder and all mounts in it.
+/// Removes a folder, all mounts in it, and the files of the agents whose pins are in it.
 fn remove_folder(path: &Path) -> io::Result<()> {
     for mount in mounts_below(path)?.iter().rev() {
+        agent_files(mount).into_iter().try_for_each(|file| absent_is_fine(fs::remove_file(file)))?;
         umount2(mount, MntFlags::MNT_DETACH)?;
     }
     absent_is_fine(fs::remove_dir_all(path))
+}
+
+/// The files in `/run/lb-agent` of the agent with this BPF file system. The file names begin with device and inode of
+/// the directory of pins. Empty if that directory does not exist.
+pub fn agent_files(bpffs: &Path) -> Vec<PathBuf> {
+    let Ok(pins) = fs::metadata(bpffs.join("lb")) else { return Vec::new() };
+    let identity = format!("{:x}-{:x}", pins.dev(), pins.ino());
+    let is_own = |name: &str| name.strip_prefix(&identity).is_some_and(|rest| rest.starts_with(['.', '-']));
+    let entries = fs::read_dir("/run/lb-agent").into_iter().flatten().filter_map(Result::ok);
+    let own = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_own));
+    own.map(|entry| entry.path()).collect()
 }
 
 /// Mount points at or below `path`, in the order in which they were mounted.
@@ -188,7 +201,7 @@ pub fn remove_stale() -> Result<()> {
     let Ok(groups) = cgroup::own_group() else { return Ok(()) };
     for name in names_in(&groups).filter(|name| is_stale(name)) {
         let path = groups.join(name);
-        // Kills the processes that are left in the cgroup: the loop over namespaces above has missed those whose
+        // Kills the processes that are left in the cgroup: the loop over namespaces above has missed processes whose
         // namespace has lost its name.
         for pid in cgroup::members(&path) {
             kill_now(pid).with_context(|| format!("ending process {pid} in {}", path.display()))?;

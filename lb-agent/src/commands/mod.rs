@@ -49,8 +49,8 @@ pub use self::{
 /// Runs `lb-agent service`: lists service ports, shows those of one Service, or prints environment variables.
 ///
 /// # Errors
-/// There is no data plane, it cannot be read, or it has no such Service; for environment variables, no agent answers or
-/// it has not read all Services yet.
+/// There is no data plane, it cannot be read, or it has no such Service; for environment variables, no agent answers,
+/// or the agent has not read all Services yet.
 pub fn service(paths: &KernelPaths, command: ServiceCommand) -> anyhow::Result<()> {
     match command {
         ServiceCommand::List { output, namespace } => {
@@ -121,13 +121,14 @@ pub fn top(paths: &KernelPaths, args: &TopArgs) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// An agent runs, or an object cannot be removed.
-pub fn cleanup(paths: &KernelPaths) -> anyhow::Result<()> {
-    // If an agent runs, the status socket is that agent's and must stay.
-    if !Pinned::open(&paths.bpffs).is_ok_and(|pinned| pinned.agent().is_some()) {
-        socket::unbind(&paths.bpffs);
+pub fn cleanup(bpffs: &Path) -> anyhow::Result<()> {
+    // A running agent needs its sockets and records. This call comes before the removal of the pins, because the names
+    // of the socket and record files depend on the directory of pins.
+    if !Pinned::open(bpffs).is_ok_and(|pinned| pinned.agent().is_some()) {
+        socket::remove_all(bpffs);
     }
-    let Removed { attachments, programs, maps, ports, unmounted } = lb_datapath::cleanup(&paths.bpffs)?;
-    let bpffs = paths.bpffs.display();
+    let Removed { attachments, programs, maps, ports, unmounted } = lb_datapath::cleanup(bpffs)?;
+    let bpffs = bpffs.display();
     let text = match (attachments + programs + maps + ports, unmounted) {
         (0, false) => format!("Nothing to remove on {bpffs}.\n"),
         (_, unmounted) => format!(

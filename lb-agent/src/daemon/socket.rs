@@ -1,5 +1,5 @@
-//! The sockets by which commands ask the agent. Their paths are in the file system, so that they are reachable from any
-//! network namespace. The paths depend on the directory of pins, so that each data plane has its own.
+//! The sockets by which commands ask the agent. The sockets have paths in the file system, so that processes in any
+//! network namespace can reach them. The paths depend on the directory of pins, so that each data plane has its own.
 //!
 //! Each connection to the status socket receives the agent's [`Report`] as JSON.
 
@@ -49,8 +49,8 @@ impl Socket {
     }
 }
 
-/// Path of a socket of the agent of `bpffs`. It contains device and inode of the directory of pins, because in another
-/// mount namespace the same path may be another BPF file system.
+/// Path of a socket of the agent of `bpffs`. The path contains device and inode of the directory of pins, because in
+/// another mount namespace the same path may be another BPF file system.
 fn path(bpffs: &Path, socket: Socket) -> io::Result<PathBuf> {
     Ok(Path::new(FOLDER).join(format!("{}{}", identity(bpffs)?, socket.suffix())))
 }
@@ -60,8 +60,8 @@ fn identity(bpffs: &Path) -> io::Result<String> {
     Ok(format!("{:x}-{:x}", pins.dev(), pins.ino()))
 }
 
-/// Path of a file in which the agent of `bpffs` keeps data for the next agent, also for that of another Pod. The file
-/// stays until an agent removes it or the machine restarts.
+/// Path of a file in which the agent of `bpffs` keeps data for the next agent, even if the next agent runs in another
+/// Pod. The file stays until an agent or [`remove_all`] removes it or the machine restarts.
 ///
 /// # Errors
 /// The directory of pins cannot be read.
@@ -122,7 +122,7 @@ pub(super) fn bind(bpffs: &Path, socket: Socket) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-/// Removes files of sockets that no agent listens on, except young ones.
+/// Removes files of sockets that no agent listens on, except young files.
 fn remove_dead() {
     let is_dead = |path: &Path| {
         let age = fs::metadata(path)
@@ -151,6 +151,19 @@ pub fn unbind(bpffs: &Path) {
     }
 }
 
+/// Removes all files of the data plane at `bpffs`: the sockets of its agent, and the [records](record) for the next
+/// agent. The caller has checked that no agent of this data plane runs.
+pub fn remove_all(bpffs: &Path) {
+    let Ok(identity) = identity(bpffs) else { return };
+    let is_own = |name: &str| name.strip_prefix(&identity).is_some_and(|rest| rest.starts_with(['.', '-']));
+    let entries = fs::read_dir(FOLDER).into_iter().flatten().filter_map(Result::ok);
+    for entry in entries.filter(|entry| entry.file_name().to_str().is_some_and(is_own)) {
+        if let Err(error) = remove(&entry.path()) {
+            warn!(path = %entry.path().display(), %error, "cannot remove a file of the agent: remove it by hand");
+        }
+    }
+}
+
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -167,8 +180,8 @@ pub fn ask(bpffs: &Path) -> anyhow::Result<Option<Report>> {
 }
 
 /// Requests the report of the only agent that listens in [`FOLDER`], whatever its directory of pins is; `None` if no
-/// agent or several agents listen. A node has one agent. If the BPF file system of that agent was unmounted or replaced,
-/// the agent still runs, but [`ask`] does not find it.
+/// agent or several agents listen. A node has one agent. If the BPF file system of that agent was unmounted or
+/// replaced, the agent still runs, but [`ask`] does not find it.
 ///
 /// # Errors
 /// The agent sends no valid report.

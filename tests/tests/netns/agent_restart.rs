@@ -6,6 +6,7 @@ use aya::programs::{SchedClassifier, TcAttachType};
 use lb_datapath::AttachMode;
 use lb_tests::{
     agent::{self, run},
+    cleanup::agent_files,
     client::{Connection, PATIENCE, Transfer, ask_http, ask_udp, udp_socket},
     cluster::ClientLink,
     netns::Netns,
@@ -84,9 +85,9 @@ fn unreachable_routes(bed: &Bed) -> usize {
     list("-4") + list("-6")
 }
 
-/// A pod that starts while no agent runs has a device without programs. Routes of the earlier agent keep the pod's packets
-/// to cluster IPs from leaving the node by the default route: routes to the device `lb-catch`, and `unreachable` routes,
-/// which apply if that device is missing.
+/// A pod that starts while no agent runs has a device without programs. Routes of the earlier agent keep the pod's
+/// packets to cluster IPs from leaving the node by the default route: routes to the device `lb-catch`, and
+/// `unreachable` routes, which apply if that device is missing.
 #[test]
 fn packets_of_a_pod_that_starts_without_an_agent_do_not_leave_the_node() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod2"]);
@@ -183,7 +184,10 @@ fn cleanup_leaves_nothing_behind() {
     let bpffs = bed.cluster.bpffs(1);
     assert!(has_clsact(&node1) || programs(&bed).len() == 8, "{:?}", programs(&bed));
     assert!(bed.agent.take().unwrap().terminate().unwrap().success());
+    let files = agent_files(&bpffs);
+    assert!(!files.is_empty(), "the agent keeps a file for the next one");
     let output = agent::ask(&node1, &bpffs, &["cleanup"]).unwrap();
+    assert_eq!(files.iter().find(|file| file.exists()), None);
     // The kernel removes links a little later.
     let gone = || programs(&bed).is_empty().then_some(());
     wait_for(PATIENCE, gone).unwrap_or_else(|| panic!("{:?}", programs(&bed)));
