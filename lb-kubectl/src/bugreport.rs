@@ -25,13 +25,13 @@ use crate::{
 /// # Errors
 /// The archive cannot be written, the agents cannot be found ([`Cluster::find`]), or not all nodes have answered. In
 /// the last case, the archive has the reports of the nodes that have answered, and `nodes.txt` has the errors of the
-/// others.
+/// other nodes.
 pub(crate) async fn bugreport(cluster_args: &ClusterArgs, args: BugreportArgs) -> anyhow::Result<()> {
     let now = Timestamp::now();
     let name = format!("kubectl-lb-bugreport-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let path = args.output.unwrap_or_else(|| PathBuf::from(format!("{name}.tar")));
     let cluster = Cluster::find(cluster_args).await?;
-    // Created first, so that an unwritable path fails before the collection.
+    // The file is created first, so that an unwritable path fails before the collection.
     let file = create(&path)?;
     let answers =
         gather::bytes(&cluster, &["bugreport", "--output", "-"], cluster_args.limit_of_report()).await;

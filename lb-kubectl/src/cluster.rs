@@ -1,6 +1,6 @@
 //! The cluster: a client with the user's rights, the nodes, and the agents' Pods.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Context as _, anyhow, bail};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -33,7 +33,7 @@ pub(crate) struct AgentNode {
     pub(crate) name: String,
     /// Release of the node's kernel; `None` if the plugin could not list the Nodes, or the list lacks this node.
     pub(crate) kernel: Option<String>,
-    /// Name of the agent's Pod, or why there is none to ask.
+    /// Name of the agent's Pod, or why no agent's Pod runs on the node.
     pub(crate) pod: Result<String, NodeError>,
 }
 
@@ -46,15 +46,8 @@ impl Cluster {
     pub(crate) async fn find(args: &ClusterArgs) -> anyhow::Result<Self> {
         let client = client(args).await?;
         let pods: Api<Pod> = Api::namespaced(client.clone(), &args.namespace);
-        let agents = time::timeout(args.limit(), all(&pods, &args.selector))
-            .await
-            .with_context(|| {
-                format!(
-                    "the API server has not listed Pods within {} s; check that it is reachable",
-                    args.limit().as_secs()
-                )
-            })?
-            .map_err(|error| cannot_list(&error, args))?;
+        let agents = within(args.limit(), all(&pods, &args.selector)).await;
+        let agents = agents.map_err(|error| cannot_list(&error, args))?;
         if agents.is_empty() {
             bail!(
                 "no Pod in namespace {} has the labels {}; name those of the agent's DaemonSet with --namespace and --selector",
@@ -62,10 +55,9 @@ impl Cluster {
                 args.selector
             );
         }
-        let nodes =
-            time::timeout(args.limit(), all(&Api::all(client.clone()), "kubernetes.io/os=linux")).await;
-        let nodes = nodes.map_err(anyhow::Error::from).and_then(|listed| listed.map_err(Into::into));
-        let nodes = nodes.unwrap_or_else(|error| {
+        let nodes: Api<Node> = Api::all(client.clone());
+        let linux = within(args.limit(), all(&nodes, "kubernetes.io/os=linux")).await;
+        let nodes = linux.unwrap_or_else(|error| {
             eprintln!(
                 "cannot list the Nodes: {error}; kernels, and nodes without an agent, are missing here"
             );
@@ -73,6 +65,19 @@ impl Cluster {
         });
         Ok(Self { client, pods, nodes: agents_by_node(&agents, &nodes) })
     }
+}
+
+/// Waits for the API server's answer to `request`.
+///
+/// # Errors
+/// The request fails, or the API server has not answered within `limit`.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    request: impl Future<Output = kube::Result<T>>,
+) -> anyhow::Result<T> {
+    let answer = time::timeout(limit, request).await;
+    let late = |_| anyhow!("the API server has not answered within {} s (--timeout)", limit.as_secs());
+    Ok(answer.map_err(late)??)
 }
 
 async fn client(args: &ClusterArgs) -> anyhow::Result<Client> {
@@ -106,9 +111,9 @@ where
     }
 }
 
-fn cannot_list(error: &kube::Error, args: &ClusterArgs) -> anyhow::Error {
+fn cannot_list(error: &anyhow::Error, args: &ClusterArgs) -> anyhow::Error {
     let namespace = &args.namespace;
-    if let kube::Error::Api(status) = error
+    if let Some(kube::Error::Api(status)) = error.downcast_ref()
         && status.is_forbidden()
     {
         let message = &status.message;
@@ -121,8 +126,8 @@ fn cannot_list(error: &kube::Error, args: &ClusterArgs) -> anyhow::Error {
     )
 }
 
-/// One entry for each node with an agent's Pod, and for each of `nodes` without one. If a node has several Pods, such
-/// as during an update, the entry names a running one if there is one.
+/// One entry for each node with an agent's Pod, and for each of `nodes` without one. If a node has several agent Pods,
+/// such as during an update, a running Pod takes precedence.
 fn agents_by_node(pods: &[Pod], nodes: &[Node]) -> Vec<AgentNode> {
     let mut found: BTreeMap<String, Result<String, NodeError>> = BTreeMap::new();
     found.extend(nodes.iter().map(|node| (node.name_any(), Err(NodeError::NoPod))));

@@ -42,7 +42,8 @@ pub(crate) enum NodeError {
         /// The answer of the API server.
         message: String,
     },
-    /// The command has not ended in time, for example because the node is slow, or the API server cannot reach it.
+    /// The command has not ended in time, for example because the node is slow, or the API server cannot reach the
+    /// node.
     #[error(
         "Pod {pod} has not answered within {seconds} s; check that the node is Ready, or set a longer --timeout"
     )]

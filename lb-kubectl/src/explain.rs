@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::{
     cli::{ClusterArgs, ExplainArgs},
-    cluster::Cluster,
+    cluster::{Cluster, within},
     gather,
     target::Packet,
 };
@@ -43,10 +43,10 @@ struct Next {
     is_masqueraded: bool,
 }
 
-/// The program of a node whose handling of a packet `lb-agent explain` must explain.
+/// Selects a program of a node: `lb-agent explain` must explain how that program handles the packet.
 #[derive(Clone, Copy, Debug)]
 enum HookChoice<'a> {
-    /// The first one that the packet passes on the node.
+    /// The first program that the packet passes on the node.
     First,
     /// The tc egress program of the device by which the packet leaves the node; `None` if the device is unknown.
     Egress(Option<&'a str>),
@@ -56,12 +56,12 @@ enum HookChoice<'a> {
 ///
 /// # Errors
 /// An object does not exist or cannot be read, the arguments name no packet, or a node on the way has not answered. The
-/// answers of the nodes before it are printed.
+/// answers of the nodes before that node are printed.
 pub(crate) async fn explain(cluster_args: &ClusterArgs, args: &ExplainArgs) -> anyhow::Result<()> {
     let bar = gather::waiting();
     bar.set_message("looking for the agents, the Pod and the Service");
     let cluster = Cluster::find(cluster_args).await?;
-    let (node, packet) = question(&cluster, args).await?;
+    let (node, packet) = question(&cluster, args, cluster_args.limit()).await?;
     let mut walk = Walk { cluster: &cluster, limit: cluster_args.limit(), packet, parts: Vec::new(), bar };
     let end = walk.follow(&node, args).await;
     walk.bar.finish_and_clear();
@@ -80,16 +80,19 @@ pub(crate) async fn explain(cluster_args: &ClusterArgs, args: &ExplainArgs) -> a
 }
 
 /// The Pod's node, and the packet from the Pod to the Service.
-async fn question(cluster: &Cluster, args: &ExplainArgs) -> anyhow::Result<(String, Packet)> {
+async fn question(
+    cluster: &Cluster,
+    args: &ExplainArgs,
+    limit: Duration,
+) -> anyhow::Result<(String, Packet)> {
     let (pod, service) = (&args.pod, &args.service);
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), &pod.namespace);
     let services: Api<Service> = Api::namespaced(cluster.client.clone(), &service.namespace);
     let named = |kind: &str, namespace: &str, name: &str| format!("cannot read {kind} {namespace}/{name}");
-    let found = pods.get(&pod.name).await.with_context(|| named("Pod", &pod.namespace, &pod.name))?;
-    let target = services
-        .get(&service.name)
-        .await
-        .with_context(|| named("Service", &service.namespace, &service.name))?;
+    let found = within(limit, pods.get(&pod.name)).await;
+    let found = found.with_context(|| named("Pod", &pod.namespace, &pod.name))?;
+    let target = within(limit, services.get(&service.name)).await;
+    let target = target.with_context(|| named("Service", &service.namespace, &service.name))?;
     let packet = Packet::between(&found, &target, service.port.as_deref(), args.ip_family)
         .with_context(|| format!("no packet from Pod {} to Service {}", pod.name, service.name))?;
     let node = found.spec.and_then(|spec| spec.node_name);
@@ -147,8 +150,8 @@ impl Walk<'_> {
             }
             Some(_) => String::new(),
         };
-        // A reply needs the client's port. It is unknown without --client-port, and for a new connection that the node
-        // masquerades.
+        // A reply goes to the client's port, which is unknown without `--client-port`, and for a new connection that
+        // the node masquerades.
         if let Ok(client) = from.parse::<SocketAddr>() {
             self.back((node, page["device"].as_str()), &second, backend, client).await?;
         }
@@ -256,7 +259,8 @@ impl Walk<'_> {
         let slices: Api<EndpointSlice> = Api::namespaced(self.cluster.client.clone(), &service.namespace);
         let parameters =
             ListParams::default().labels(&format!("kubernetes.io/service-name={}", service.name));
-        let slices = slices.list(&parameters).await.with_context(|| {
+        let listed = within(self.limit, slices.list(&parameters)).await;
+        let slices = listed.with_context(|| {
             format!("cannot list the EndpointSlices of Service {}/{}", service.namespace, service.name)
         })?;
         Ok(node_in(&slices.items, backend))
@@ -300,8 +304,8 @@ impl Next {
 }
 
 /// The source and destination with which a reply leaves for the Pod, if a program at the Pod's device still has to
-/// replace the source by `vip`. `page` explains how the reply arrives on the Pod's node; `ends` are its source and
-/// destination there.
+/// replace the source by `vip`. `page` explains how the reply arrives on the Pod's node; `ends` are the source and
+/// destination of the reply there.
 fn left_to_egress(page: &Value, ends: (String, SocketAddr), vip: SocketAddr) -> Option<(String, SocketAddr)> {
     match page["verdict"].as_str()? {
         "untouched" if page["outcome"] == "other_hook" => Some(ends),

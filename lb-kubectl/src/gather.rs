@@ -59,7 +59,7 @@ where
 /// Runs `lb-agent ARGUMENTS` on one node and decodes the JSON that it prints.
 ///
 /// # Errors
-/// The node has no agent to ask, the command fails, or it prints something else.
+/// The node has no agent to ask, the command fails, or its output is not the JSON of a `T`.
 pub(crate) async fn ask<T: DeserializeOwned>(
     cluster: &Cluster,
     node: &AgentNode,
@@ -101,7 +101,7 @@ pub(crate) fn waiting() -> ProgressBar {
     on_terminal(None, "{msg} ({elapsed})")
 }
 
-/// A bar on standard error; hidden unless that is a terminal. Dropping the bar removes it.
+/// A bar on standard error; hidden unless standard error is a terminal. Dropping the bar removes it.
 fn on_terminal(length: Option<u64>, template: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -39,7 +39,7 @@ struct Backend {
     port: u16,
 }
 
-/// A service port on all nodes, and its JSON. Scripts read it: keys may be added, never renamed or removed.
+/// A service port on all nodes, and its JSON. Scripts read the JSON: keys may be added, never renamed or removed.
 #[derive(Debug, Serialize)]
 struct ServicePort {
     namespace: String,
@@ -171,7 +171,7 @@ impl ServicePort {
         }
     }
 
-    /// The number of backends, or the least and the greatest one if nodes have different numbers.
+    /// The number of backends, or the least and the greatest number if nodes have different numbers of backends.
     fn backend_count(&self) -> String {
         let counts: BTreeSet<_> = self.nodes.iter().map(|node| node.backends.len()).collect();
         match (counts.first(), counts.last()) {

@@ -45,7 +45,7 @@ struct OutcomeCount {
     packets: u64,
 }
 
-/// The row of a node, and its JSON. Scripts read it: keys may be added, never renamed or removed.
+/// The row of a node, and its JSON. Scripts read the JSON: keys may be added, never renamed or removed.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {

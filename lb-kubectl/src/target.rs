@@ -54,7 +54,7 @@ pub enum TargetError {
         "the Service has no cluster IP, so clients reach its endpoints directly; explain needs a Service with one"
     )]
     NoClusterIp,
-    /// The Pod and the Service have no family in common, or do not both have the wanted one.
+    /// The Pod and the Service have no family in common, or do not both have the requested family.
     #[error("the Pod has {pod}, the Service {service}; {needed}")]
     NoCommonFamily {
         /// What the packet needs.
@@ -64,7 +64,7 @@ pub enum TargetError {
         /// Addresses of the Service.
         service: String,
     },
-    /// The Service has no such port; or the argument names none, and the Service has several.
+    /// The Service has no such port; or the argument names no port, and the Service has several.
     #[error("name a port of the Service: {0}")]
     WhichPort(String),
 }
@@ -165,7 +165,8 @@ fn cluster_ips(service: &Service) -> Vec<IpAddr> {
     parsed(spec.cluster_ips.iter().flatten().map(String::as_str), spec.cluster_ip.as_deref())
 }
 
-/// The addresses in a list, or the single address if the list has none. Other texts, such as `None`, are left out.
+/// The addresses in a list, or the single address if the list has no address. Other texts, such as `None`, are left
+/// out.
 fn parsed<'a>(list: impl Iterator<Item = &'a str>, single: Option<&'a str>) -> Vec<IpAddr> {
     let parse = |text: &str| text.parse().ok();
     let all: Vec<IpAddr> = list.filter_map(parse).collect();

@@ -22,7 +22,7 @@ struct Row {
     bytes: f64,
 }
 
-/// The traffic of a service port on all nodes, and its JSON. Scripts read it: keys may be added, never renamed or
+/// The traffic of a service port on all nodes, and its JSON. Scripts read the JSON: keys may be added, never renamed or
 /// removed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]

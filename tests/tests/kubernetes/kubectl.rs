@@ -298,9 +298,18 @@ fn kubectl_explain_follows_a_packet_to_the_second_node_and_back() {
     assert!(errors.contains("name a port of the Service: 80 (http), 53 (dns)"), "{errors}");
     let errors = text(&plugin(&segment, &["explain", "pod/shop/none", "svc/shop/web:80"]).stderr);
     assert!(errors.contains("cannot read Pod shop/none"), "{errors}");
+
+    segment.server.set_fault("endpointslices", Fault { held: true, ..Default::default() });
+    let hurried = ["--timeout", "10", "explain", "pod/shop/client", "svc/shop/web:http"];
+    let errors = text(&plugin(&segment, &hurried).stderr);
+    assert!(
+        errors.contains("EndpointSlices of Service shop/web: the API server has not answered within 10 s"),
+        "{errors}"
+    );
 }
 
-/// Only on a terminal, `explain` shows which node it waits for; it removes that line before it prints the result.
+/// Only on a terminal, `explain` prints a line with the node that it waits for, and removes that line before it prints
+/// the result.
 fn explain_says_which_node_it_waits_for(segment: &Segment) {
     segment.server.set_exec("lb-agent-2", PodExec::Silent);
     let typed = ["--timeout", "5", "explain", "pod/shop/client", "svc/shop/web:http"];

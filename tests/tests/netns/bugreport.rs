@@ -13,6 +13,7 @@ use lb_tests::{
     client::ask_http,
     cluster::ClientLink,
 };
+use nix::mount::{MsFlags, mount};
 use serde_json::Value;
 
 use crate::bed::{Bed, WEB, http};
@@ -73,7 +74,7 @@ fn with_secrets() -> (Bed, PathBuf) {
     (bed, kubeconfig)
 }
 
-fn report(bed: &Bed, kubeconfig: &Path, to: &Path) -> String {
+fn report(bed: &Bed, kubeconfig: &Path, to: &Path) -> anyhow::Result<String> {
     let settings = bed.cluster.agent_settings(1);
     let mut command = bed.cluster.node1.command(agent::binary());
     command.arg("bugreport").arg("--output").arg(to).arg("--bpffs").arg(&settings.bpffs);
@@ -81,7 +82,7 @@ fn report(bed: &Bed, kubeconfig: &Path, to: &Path) -> String {
         .env("LB_TEST_TOKEN", SECRETS[1])
         .env("KUBECONFIG", kubeconfig)
         .env("LB_AGENT_KUBECONFIG", kubeconfig);
-    String::from_utf8(agent::run(&mut command).unwrap().stdout).unwrap()
+    Ok(String::from_utf8(agent::run(&mut command)?.stdout)?)
 }
 
 #[test]
@@ -89,7 +90,7 @@ fn bug_report_contains_diagnostics_and_no_secrets() {
     let (mut bed, kubeconfig) = with_secrets();
     ask_http(&bed.cluster.client, http(WEB[0])).unwrap();
     let archive = bed.cluster.folder().join("report.tar.gz");
-    let said = report(&bed, &kubeconfig, &archive);
+    let said = report(&bed, &kubeconfig, &archive).unwrap();
     assert!(said.starts_with("Wrote "), "{said}");
     assert_eq!(fs::metadata(&archive).unwrap().permissions().mode() & 0o777, 0o600);
     let files = unpacked(&archive, &bed.cluster.folder().join("unpacked"));
@@ -126,9 +127,22 @@ fn bug_report_contains_diagnostics_and_no_secrets() {
     // Without an agent, the archive lists the files that could not be collected.
     bed.agent.take().unwrap().kill().unwrap();
     let archive = bed.cluster.folder().join("later.tar.gz");
-    let said = report(&bed, &kubeconfig, &archive);
+    let said = report(&bed, &kubeconfig, &archive).unwrap();
     assert!(said.contains("not collected: metrics.txt: cannot ask the agent"), "{said}");
     let files = unpacked(&archive, &bed.cluster.folder().join("unpacked-later"));
     assert!(String::from_utf8_lossy(&files["errors.txt"]).contains("config.json: "));
     assert_eq!(json(&files, "services.json")[0]["name"], "web");
+}
+
+#[test]
+fn bug_report_that_does_not_fit_on_the_disk_leaves_no_file() {
+    let (bed, kubeconfig) = with_secrets();
+    let small = bed.cluster.folder().join("small");
+    fs::create_dir(&small).unwrap();
+    let size = Some("size=4k");
+    mount(Some("none"), &small, Some("tmpfs"), MsFlags::empty(), size).unwrap();
+    let archive = small.join("report.tar.gz");
+    let error = report(&bed, &kubeconfig, &archive).unwrap_err().to_string();
+    assert!(error.contains(&format!("cannot write {}: No space left", archive.display())), "{error}");
+    assert!(!archive.exists());
 }

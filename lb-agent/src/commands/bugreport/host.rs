@@ -136,8 +136,8 @@ pub(super) fn log_location(holder: Option<&str>) -> String {
     )
 }
 
-/// Runs a program, and returns its output if it succeeds within [`PATIENCE`]. Its environment contains only a search
-/// path.
+/// Runs a program, and returns its output if it succeeds within [`PATIENCE`]. The environment of the program contains
+/// only a search path.
 fn run(command: &[&str]) -> anyhow::Result<Vec<u8>> {
     let [program, arguments @ ..] = command else { bail!("there is no program") };
     let said = || format!("cannot run `{}`", command.join(" "));

@@ -10,7 +10,7 @@ mod web;
 
 use std::{
     collections::BTreeMap,
-    io,
+    fs, io,
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -33,7 +33,7 @@ const CONNECTIONS: usize = 1000;
 /// Duration of the measurement that the archive's profile of the BPF programs comes from.
 const PROFILE: Duration = Duration::from_secs(1);
 
-/// The files collected so far, and the errors of those that could not be collected.
+/// The files collected so far, and the errors of files that could not be collected.
 #[derive(Debug, Default)]
 struct Collection {
     files: Vec<(String, Vec<u8>)>,
@@ -73,8 +73,12 @@ pub fn bugreport(paths: &KernelPaths, args: &BugreportArgs) -> anyhow::Result<()
     let mut collection = collect(paths, args, now);
     let errors = collection.errors.clone();
     collection.add_text("errors.txt", Ok(said(&errors)));
-    archive::write(&mut file, &name, &collection.files, now)
-        .with_context(|| format!("cannot write {}", path.display()))?;
+    let written = archive::write(&mut file, &name, &collection.files, now);
+    if written.is_err() && !to_stdout {
+        // Half an archive would be in the way of the next attempt.
+        let _removed = fs::remove_file(&path);
+    }
+    written.with_context(|| format!("cannot write {}", path.display()))?;
     if to_stdout { Ok(()) } else { output::print(&summary(&path, collection.files.len(), &errors)) }
 }
 
