@@ -57,7 +57,7 @@ fn unlisted_ports_are_rejected_and_unassigned_cluster_ips_are_dropped() {
     assert!(sent < 10, "node 1 has sent {sent} packets");
 }
 
-/// The netfilter rules of another proxy, which lead the cluster IPs with this number to these addresses of a pod.
+/// The netfilter rules of another proxy, which translate the cluster IPs with this number to these addresses of a pod.
 fn rules_of_another_proxy(number: u8, [v4, v6]: [IpAddr; 2]) -> String {
     let [vip4, vip6] = vips(number);
     let rules = format!(
@@ -87,11 +87,13 @@ fn cluster_ip_of_another_proxy_is_left_to_it() {
     node.feed("nft", &["-f", "-"], &rules_of_another_proxy(2, pod)).unwrap();
     for family in [0, 1] {
         let to = ClusterIp.of(2, (Protocol::Tcp, family));
-        let answers = || {
-            let seen = probe(lan.netns("pod1"), to, Protocol::Tcp);
-            matches!(&seen, Observation::Answered(answer) if answer.server == "pod2").then_some(())
-        };
-        wait_for(PATIENCE, answers).unwrap_or_else(|| panic!("{to}: no answer of pod2"));
+        for source in ["pod1", "node1"] {
+            let answers = || {
+                let seen = probe(lan.netns(source), to, Protocol::Tcp);
+                matches!(&seen, Observation::Answered(answer) if answer.server == "pod2").then_some(())
+            };
+            wait_for(PATIENCE, answers).unwrap_or_else(|| panic!("{source} → {to}: no answer of pod2"));
+        }
         let unassigned = ClusterIp.of(99, (Protocol::Tcp, family));
         // The agent begins to drop such packets once it has written the addresses of all Services.
         let is_dropped = || {
@@ -115,7 +117,7 @@ fn virtual_addresses_answer_pings() {
     lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &[])]);
     for source in ["client", "pod1", "pod4"] {
         for number in [1, 2] {
-            // Tests a cluster IP and a load balancer's address.
+            // Tests cluster IPs and load balancer addresses.
             for addresses in [vips(number), external(number)] {
                 for address in addresses {
                     for bytes in [0, 56, 1_400] {
@@ -129,6 +131,18 @@ fn virtual_addresses_answer_pings() {
     lan.remove(2);
     for address in vips(2) {
         assert!(ping(lan.netns("pod1"), address, 56).is_err(), "{address} is no longer assigned");
+    }
+}
+
+/// No socket hook translates pings of processes of the node. If the agent knows the range of cluster IPs, its catch
+/// device answers pings to these cluster IPs.
+#[test]
+fn cluster_ips_answer_pings_of_processes_of_the_node() {
+    let lan = Lan::with(&RANGES);
+    lan.apply(&[lan.service(1, &["pod2"])]);
+    for address in vips(1) {
+        let answered = || ping(lan.netns("node1"), address, 56).ok();
+        assert_eq!(wait_for(PATIENCE, answered), Some(address));
     }
 }
 

@@ -1,8 +1,12 @@
-//! Tests that changes of the node's devices and addresses do not disturb other traffic.
+//! Tests that changes of the node's devices and addresses, and updates that the kernel refuses, do not disturb other
+//! traffic.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, process::Command, thread, time::Duration};
 
+use lb_common::LAYOUT_VERSION;
 use lb_tests::{
+    agent::run,
+    client::PATIENCE,
     cluster::{HTTP_PORT, veth},
     traffic::{Kind, Traffic},
     wait_for,
@@ -101,5 +105,24 @@ fn node_address_changes_break_no_connections() {
         old = Some(last);
         traffic.progresses().unwrap();
     }
+    traffic.stop().assert_unharmed();
+}
+
+/// A frozen map stands for any update that the kernel keeps refusing.
+#[test]
+fn refused_updates_are_retried_after_growing_pauses_while_other_services_answer() {
+    let bed = Bed::with_web(&PODS);
+    let map = bed.cluster.bpffs(1).join(format!("lb/v{LAYOUT_VERSION}/SERVICES"));
+    run(Command::new("bpftool").args(["map", "freeze", "pinned"]).arg(map)).unwrap();
+    let traffic = others(&bed);
+    bed.put("later", vips(12), &["pod3"]);
+    let failures = || bed.metric("lb_sync_failures_total");
+    wait_for(PATIENCE, || (failures() >= 3).then_some(())).expect("the agent tries again");
+    // The pauses double, from 0.1 s to 5 s: the third one takes 0.4 s.
+    let before = failures();
+    thread::sleep(Duration::from_secs(3));
+    let more = failures() - before;
+    assert!((1..=3).contains(&more), "{more} attempts in 3 s");
+    traffic.progresses().unwrap();
     traffic.stop().assert_unharmed();
 }

@@ -61,7 +61,7 @@ fn run(bed: &Testbed, frame: &[u8]) -> (u32, Vec<u8>) {
     let mut output = vec![0; frame.len() + 256];
     let flags = if bed.device() == Device::EthernetWithSum { CHECKSUM_COMPLETE } else { 0 };
     let program = bed.program(ANNOUNCE_PROGRAM).fd().unwrap();
-    let (action, length) = test_run(program, frame, &mut output, &[], flags).unwrap();
+    let (action, length) = test_run(program, frame, &mut output, (&[], &mut []), flags).unwrap();
     output.truncate(length);
     (action, output)
 }
@@ -216,7 +216,7 @@ fn claim_of_another_machine_ends_the_announcement() {
         assert!((before..=Announcements::now()).contains(&noted.conflict_at), "{name}: {noted:?}");
         assert_eq!((noted.conflicts, noted.conflict_mac, noted.answers), (1, PEER, 0), "{name}");
         passes(&bed, &questions[about]);
-        // A node that no longer answers counts no further conflict: later claims are those of the owner.
+        // A node that no longer answers counts no further conflict: later claims come from the owner.
         passes(&bed, &claim);
         assert_eq!(heard(&bed, address), noted, "{name}");
         // If the agent only extends the announcement, the program stays silent. It answers again once an announcement

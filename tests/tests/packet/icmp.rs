@@ -3,16 +3,22 @@
 use std::net::{IpAddr, SocketAddr};
 
 use etherparse::{IpNumber, Ipv6RawExtHeader};
-use lb_common::Outcome::{self, *};
+use lb_common::{
+    Outcome::{self, *},
+    conntrack::chunk,
+};
 
 use super::{
     packets::{Packet, Transport, V6Fragment, VLAN, fragments, payload_for_checksum},
     stage::{Family, each, each_ethernet},
-    testbed::{Hook, TCP, Testbed, UDP},
+    testbed::{Hook, SCTP, TCP, Testbed, UDP},
 };
 
 /// The last four bytes of the ICMP and the ICMPv6 header, for a next hop with an MTU of 1400.
 const MTU_1400: [u8; 4] = [0, 0, 5, 0x78];
+
+/// The type of an SCTP chunk with data (RFC 9260 §3.3.1).
+const DATA: u8 = 0;
 
 /// Name, type and code, the rest of the header.
 type Kind = (&'static str, [u8; 2], [u8; 4]);
@@ -50,6 +56,7 @@ pub(super) fn port_unreachable(family: Family, from: IpAddr, to: IpAddr, quote: 
 fn packet(protocol: u8, from: SocketAddr, to: SocketAddr) -> Packet {
     match protocol {
         TCP => Packet::tcp(from, to, 1001, b"GET / HTTP/1.1\r\n\r\n").ack(5001),
+        SCTP => Packet::sctp(from, to, 1001, DATA, b"a question"),
         _ => Packet::udp(from, to, b"a question"),
     }
 }
@@ -57,7 +64,10 @@ fn packet(protocol: u8, from: SocketAddr, to: SocketAddr) -> Packet {
 /// Opens a flow through `vip` to `backend`.
 fn open(bed: &mut Testbed, protocol: u8, family: Family) {
     bed.service(family.vip(), protocol, &[family.backend()]);
-    let first = packet(protocol, family.client(), family.vip());
+    let first = match protocol {
+        SCTP => Packet::sctp(family.client(), family.vip(), 0, chunk::INIT, &[7; 16]),
+        _ => packet(protocol, family.client(), family.vip()),
+    };
     bed.send(Hook::Ingress, &first).passes(NewFlow, &first.clone().to(family.backend()));
 }
 
@@ -70,6 +80,11 @@ pub(super) fn quote(sent: &Packet, seen: &Packet, length: usize) -> (Vec<u8>, Ve
     translated.truncate(length);
     if length == network + 17 && matches!(sent.transport, Transport::Tcp(_)) {
         original[length - 1] = translated[length - 1];
+    }
+    if matches!(sent.transport, Transport::Sctp { .. }) {
+        // The CRC covers the whole packet, which the programs do not see.
+        let crc = network + 8..(network + 12).min(length);
+        original[crc.clone()].copy_from_slice(&translated[crc]);
     }
     (original, translated)
 }
@@ -90,7 +105,7 @@ fn quotes(sent: &Packet, seen: &Packet) -> Vec<(String, Vec<u8>, Vec<u8>)> {
 /// be the packet that the client has sent, and the error must come from the VIP.
 #[test]
 fn error_to_the_client_quotes_its_packet_and_comes_from_the_vip() {
-    for protocol in [TCP, UDP] {
+    for protocol in [TCP, UDP, SCTP] {
         each(&format!("ICMP to the client, protocol {protocol}"), |bed, family| {
             let (client, vip, backend) = (family.client(), family.vip(), family.backend());
             open(bed, protocol, family);
@@ -114,7 +129,7 @@ fn error_to_the_client_quotes_its_packet_and_comes_from_the_vip() {
 /// sent.
 #[test]
 fn error_to_the_backend_quotes_its_reply() {
-    for protocol in [TCP, UDP] {
+    for protocol in [TCP, UDP, SCTP] {
         each(&format!("ICMP to the backend, protocol {protocol}"), |bed, family| {
             let (client, vip, backend) = (family.client(), family.vip(), family.backend());
             open(bed, protocol, family);

@@ -20,13 +20,14 @@ use super::{
 /// for all of their entries.
 const FLOWS: usize = 200;
 const ROUNDS: u32 = 20;
-/// The most packets of an address family that may be dropped, in all rounds together. A program drops a packet if it
-/// has waited in vain for the other CPU, which was interrupted while it inserted the flow.
+/// The most packets of an address family that may be dropped, in all rounds together. If a CPU is interrupted while it
+/// inserts a flow, the program on the other CPU may wait in vain, and then drops its packet.
 const LOST: u64 = 8;
 /// Number of clients, each with a connection that has ended. The test's flow table has room for five entries of each
 /// client.
 const CLIENTS: usize = 40;
-/// How often a thread checks for the other one before it yields its CPU, which the other thread may need.
+/// How often a thread checks whether the other thread has arrived, before it yields its CPU, which the other thread may
+/// need.
 const SPINS: u32 = 10_000;
 
 /// Runs the frames on two threads, which run their nth frames at the same time.
@@ -42,7 +43,7 @@ fn run_both(bed: &Testbed, frames: [&[Vec<u8>]; 2]) {
                 }
                 if spin < SPINS { hint::spin_loop() } else { thread::yield_now() }
             }
-            test_run(program, frame, &mut vec![0; frame.len() + 512], &[], 0).unwrap();
+            test_run(program, frame, &mut vec![0; frame.len() + 512], (&[], &mut []), 0).unwrap();
         }
     };
     thread::scope(|scope| {
@@ -79,8 +80,8 @@ fn first_packets_on_two_cpus_begin_one_whole_flow() {
     }
 }
 
-/// Two new connections want the source port of one that has ended. Each gets both of its entries; the later one gets
-/// another port.
+/// Two new connections compete for the source port of an ended connection. Each new connection gets both entries; the
+/// later one gets another port.
 #[test]
 fn port_of_an_ended_connection_is_reused_by_only_one_of_two_cpus() {
     let mut bed = Testbed::new();

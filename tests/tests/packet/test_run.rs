@@ -45,12 +45,13 @@ pub(crate) fn stay_on_one_cpu() {
 }
 
 /// Runs a packet through a program once; returns the return code and the length of the packet in `output`. An empty
-/// `context` stands for zeros.
+/// `context` stands for zeros. `context_after`, which is empty or as large as the whole context, gets the context as
+/// the program leaves it.
 pub(crate) fn test_run(
     program: &ProgramFd,
     input: &[u8],
     output: &mut [u8],
-    context: &[u32],
+    (context, context_after): (&[u32], &mut [u32]),
     flags: u32,
 ) -> io::Result<(u32, usize)> {
     const BPF_PROG_TEST_RUN: libc::c_int = 10;
@@ -64,11 +65,13 @@ pub(crate) fn test_run(
         repeat: 1,
         context_in_size: size(size_of_val(context))?,
         context_in: if context.is_empty() { 0 } else { context.as_ptr() as u64 },
+        context_out_size: size(size_of_val(context_after))?,
+        context_out: if context_after.is_empty() { 0 } else { context_after.as_mut_ptr() as u64 },
         flags,
         ..Attr::default()
     };
-    // SAFETY: `attr` has the kernel's layout and is passed with its size. All buffers have the lengths that it contains
-    // and outlive the call.
+    // SAFETY: `attr` has the kernel's layout and is passed with its size. All buffers have the lengths that `attr`
+    // contains and outlive the call.
     let result = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, &raw mut attr, size_of::<Attr>()) };
     if result < 0 {
         return Err(io::Error::last_os_error());

@@ -11,9 +11,16 @@ use super::{
     Device, Hook, Testbed,
 };
 
-/// Fields of `struct __sk_buff` up to `ingress_ifindex`, which is 1: the packet came in through a device. With 0 the
-/// programs would treat the packet as sent by a socket of the node.
-const FORWARDED: [u32; 10] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+/// Number of the fields of `struct __sk_buff`, of 32 bits each.
+const FIELDS: usize = 48;
+/// Index of the field `mark`. Every packet has [`MARKED`], and must keep it: marks belong to the node's firewall and
+/// policy routing.
+const MARK: usize = 2;
+/// The mark with which kube-proxy's rules select packets to masquerade.
+const MARKED: u32 = 0x4000;
+/// Index of the field `ingress_ifindex`: 1 if the packet came in through a device. With 0 the programs treat a packet at
+/// egress as sent by a socket of the node.
+const INGRESS: usize = 9;
 
 impl Testbed {
     /// Runs a packet through the program of this hook.
@@ -27,7 +34,7 @@ impl Testbed {
     #[track_caller]
     pub(crate) fn send_from_node(&mut self, packet: &Packet) -> Sent {
         let packet = self.on_device(packet);
-        self.run_in(Hook::Egress, &packet.bytes(), &[])
+        self.run_in(Hook::Egress, &packet.bytes(), false)
     }
 
     /// Runs a frame of any bytes. A bare device gets the frame without its Ethernet header, the first 14 bytes.
@@ -44,28 +51,32 @@ impl Testbed {
     /// Runs these bytes, unchanged, through the program of this hook.
     #[track_caller]
     pub(crate) fn run(&mut self, hook: Hook, input: &[u8]) -> Sent {
-        self.run_in(hook, input, if hook == Hook::Egress { &FORWARDED } else { &[] })
+        self.run_in(hook, input, hook == Hook::Egress)
     }
 
-    /// Like [`Self::run`], with these fields of `struct __sk_buff`; the others are 0.
+    /// Like [`Self::run`]; with `is_forwarded`, the packet at egress came in through a device.
     #[track_caller]
-    fn run_in(&mut self, hook: Hook, input: &[u8], context: &[u32]) -> Sent {
+    fn run_in(&mut self, hook: Hook, input: &[u8], is_forwarded: bool) -> Sent {
         let program = self.device.program(hook);
         let case = format!("{} ({program})", self.next_step());
         let before = self.counters();
         let mut output = vec![0; input.len() + 512];
         let flags = if self.device == Device::EthernetWithSum { test_run::CHECKSUM_COMPLETE } else { 0 };
-        let result = test_run(self.program(program).fd().unwrap(), input, &mut output, context, flags);
+        let (mut context, mut after) = ([0; FIELDS], [0; FIELDS]);
+        (context[MARK], context[INGRESS]) = (MARKED, is_forwarded.into());
+        let contexts = (&context[..], &mut after[..]);
+        let result = test_run(self.program(program).fd().unwrap(), input, &mut output, contexts, flags);
         let (action, length) = result.unwrap_or_else(|error| panic!("{case}: {error}"));
         let action = action.cast_signed();
         output.truncate(length);
         let moved = self.moved_since(&before);
+        assert_eq!(after[MARK], MARKED, "{case}: mark");
         Sent { case, device: self.device, input: input.to_vec(), output, action, moved }
     }
 
     pub(super) fn has_checksum_complete(&self) -> bool {
         let program = self.program("tc_ingress").fd().unwrap();
-        test_run(program, &[0; 64], &mut [0; 64], &[], test_run::CHECKSUM_COMPLETE).is_ok()
+        test_run(program, &[0; 64], &mut [0; 64], (&[], &mut []), test_run::CHECKSUM_COMPLETE).is_ok()
     }
 }
 
