@@ -17,7 +17,7 @@ use libfuzzer_sys::fuzz_target;
 
 /// The largest answer over UDP.
 const LIMIT: usize = 1232;
-/// Bytes of a message's header.
+/// Size of a message's header, in bytes.
 const HEADER: usize = 12;
 
 static NAMES: LazyLock<Names> = LazyLock::new(names);

@@ -16,8 +16,8 @@ use lb_core::{
 };
 use libfuzzer_sys::fuzz_target;
 
-/// A file that never changes. Its name sorts before that of the changed file, because the first of two definitions
-/// counts.
+/// A file that never changes. Its name sorts before that of the changed file, because the first of two definitions of
+/// an object counts.
 const GOOD: (&str, &str) = ("a.yaml", include_str!("../corpus/manifests/good.yaml"));
 /// The file that changes, with its content at the start and at the end.
 const BASE: (&str, &str) = ("b.yaml", include_str!("../corpus/manifests/base.yaml"));
@@ -32,8 +32,8 @@ fuzz_target!(|text: &str| {
 
     folder.write((BASE.0, text));
     assert!(folder.holds(&good), "the other file has not changed");
-    // A text that contains the name of an object (perhaps with an escape) may rightly replace that object, even with
-    // one that the agent does not serve.
+    // A text that contains the name of an object (perhaps with an escape) may rightly replace that object, even with an
+    // object that the agent does not serve.
     let may_name = text.contains("web") || text.contains('\\');
     if folder.has_unreadable_document() && !may_name {
         assert!(base.0.keys().all(|name| folder.services.contains_key(name)), "{:?}", folder.update);

@@ -350,7 +350,7 @@ fn every_path_that_the_agent_writes_is_in_a_writable_volume() {
                 mount.unwrap_or_else(|| panic!("{file}: {path} is on the read-only root file system"));
             assert_ne!(mount.read_only, Some(true), "{file}: {path}");
             let volume = pod.volumes.iter().flatten().find(|volume| volume.name == mount.name).unwrap();
-            // The next Pod needs the pins, and what the agent keeps for the next one.
+            // The next Pod needs the pins, and the files that the agent keeps for the next agent.
             assert!(volume.host_path.is_some(), "{file}: {path}");
         }
     }
@@ -483,7 +483,7 @@ fn packaged_unit_lets_the_agent_write_only_what_it_writes() {
 }
 
 /// The context of the Docker build contains every member of the workspace, because Cargo builds nothing if a member is
-/// missing, and every folder that a source includes files of.
+/// missing, and every folder from which a source includes files.
 #[test]
 fn docker_build_gets_every_folder_that_it_reads() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -1,10 +1,11 @@
-//! Serves HTTP/1.1 on the connections of a listener. Clients that are idle, slow or do not read would use up the agent's
-//! file descriptors and memory. So the server ends a connection that has no whole request header within
-//! [`LONGEST_REQUEST`]; it answers 408 and ends the connection if the rest of the request takes that long again; and the
-//! kernel ends one whose client does not read the response for [`LONGEST_STALL`].
+//! Serves HTTP/1.1 on the connections of a listener. Clients that are idle, slow or do not read would use up the
+//! agent's file descriptors and memory. So the server ends a connection on which no whole request header arrives within
+//! [`LONGEST_REQUEST`]. If the rest of the request does not arrive within the same time after that, the server answers
+//! 408 and ends the connection. The kernel ends a connection whose client does not read the response for
+//! [`LONGEST_STALL`].
 //!
-//! Each server has a maximum number of connections. At the maximum, it ends the oldest connection to serve a new one: so
-//! clients that hold connections never keep out a probe, which the server answers within milliseconds.
+//! Each server has a maximum number of connections. At the maximum, it ends the oldest connection to serve a new one:
+//! so clients that hold connections never keep out a probe, which the server answers within milliseconds.
 
 use std::{collections::VecDeque, convert::Infallible, pin::Pin, time::Duration};
 
@@ -24,11 +25,12 @@ use rustix::net::sockopt;
 use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
 use tracing::{debug, warn};
 
-/// Maximum number of connections of a server with responses of some hundred bytes: `/healthz`, and those of
-/// `healthCheckNodePort`, which the probes of many load balancers may keep open.
+/// Maximum number of connections of a server whose responses are some hundred bytes long: the server of `/healthz`, and
+/// each server of a `healthCheckNodePort`. The probes of many load balancers may keep connections open.
 pub(crate) const MOST_OF_PROBES: usize = 256;
-/// Maximum number of connections of a server with responses of up to megabytes, which the agent keeps until they are
-/// read: `/metrics`, and the pages for browsers, each of which opens up to 6 connections.
+/// Maximum number of connections of a server whose responses may be megabytes long: the servers of `/metrics` and of
+/// the pages for browsers. The agent keeps a response until the client has read it, and a browser opens up to 6
+/// connections.
 pub(crate) const MOST_OF_PAGES: usize = 64;
 
 /// How long a client may take to send the header of a request, how long a connection may wait for the next request, and
@@ -39,7 +41,7 @@ const LONGEST_REQUEST: Duration = Duration::from_secs(23);
 /// How long a client may neither read nor acknowledge what the agent has sent.
 const LONGEST_STALL: Duration = LONGEST_REQUEST;
 
-/// How many connections clients may open, and for how long.
+/// The limits of a server: how many connections it has, and how long a request may take.
 #[derive(Clone, Copy)]
 struct Limits {
     /// The maximum number of connections.
@@ -65,7 +67,8 @@ pub(crate) async fn serve_until(
     serve_limited(listener, router, Limits { most, longest: LONGEST_REQUEST }, stop).await;
 }
 
-/// As [`serve_until`], but the caller also sets the time limit for a request, which is [`LONGEST_REQUEST`] there.
+/// As [`serve_until`], but the caller also sets the time limit for a request; in [`serve_until`], the limit is
+/// [`LONGEST_REQUEST`].
 async fn serve_limited(
     mut listener: TcpListener,
     router: Router,
@@ -108,7 +111,8 @@ async fn serve_all(
 }
 
 /// Makes the kernel end connections to this listener whose client neither reads nor acknowledges data for `longest`
-/// (`TCP_USER_TIMEOUT`). That includes clients of the page Live that are gone: its stream has data every 15 s at least.
+/// (`TCP_USER_TIMEOUT`). This also ends the connections of browsers that showed the page Live and are gone, because the
+/// stream of that page has data at least every 15 s.
 fn limit_stalls(listener: &TcpListener, longest: Duration) -> rustix::io::Result<()> {
     let milliseconds = u32::try_from(longest.as_millis()).unwrap_or(u32::MAX);
     sockopt::set_tcp_user_timeout(listener, milliseconds)
@@ -123,7 +127,7 @@ struct Connections {
 }
 
 impl Connections {
-    /// Spawns the task of a new connection. If there are `most` already, ends the oldest one.
+    /// Spawns the task of a new connection. If there are `most` connections already, ends the oldest one.
     fn spawn(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
         self.tasks.retain(|task| !task.is_finished());
         if self.tasks.len() >= self.most
@@ -185,8 +189,8 @@ mod tests {
         (address, tokio::spawn(serve_limited(listener, router, Limits { most: MOST, longest }, stop)))
     }
 
-    /// Sends `request` and reads the beginning `answer`. Then waits until the server closes the connection; returns what
-    /// the server has sent in that time, and how long it took.
+    /// Sends `request` and reads the beginning `answer`. Then waits until the server closes the connection. Returns
+    /// what the server has sent during this wait, and how long the wait took.
     async fn exchange(address: SocketAddr, request: &str, answer: &str) -> (String, Duration) {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();

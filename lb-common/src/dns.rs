@@ -29,7 +29,7 @@ const _: () = assert!(size_of::<DnsIntercept>() == 32);
 describe!(DnsIntercept { address, until, port, reserved });
 
 impl DnsIntercept {
-    /// The value for a cluster IP: its queries go to the server at this address and port, until `until`.
+    /// The value for a cluster IP: queries to it go to the server at this address and port until the time `until`.
     pub const fn to_server(address: Address, port: u16, until: u64) -> Self {
         Self { address, until, port, reserved: [0; 6] }
     }
@@ -39,7 +39,7 @@ impl DnsIntercept {
         Self { address: cluster_ip, until: 0, port: PORT, reserved: [0; 6] }
     }
 
-    /// Whether the key is the server's endpoint, so that the entry is for its answers.
+    /// Whether the key is the server's endpoint, so that the entry is for the server's answers.
     #[inline(always)]
     pub const fn is_of_answers(&self) -> bool {
         self.until == 0

@@ -7,15 +7,15 @@
 //! nor a flow.
 //!
 //! An obsolete mark costs a lookup; a missing mark would break a connection. So the programs and the agent only add
-//! marks: before the entry or frontend becomes visible, and to both copies of the arrays (lookups read only the copy in
-//! use). To drop obsolete marks, the agent rebuilds the other copy:
+//! marks: before an entry or a frontend becomes visible, and to both copies of the arrays (lookups read only the copy
+//! in use). To drop obsolete marks, the agent rebuilds the other copy:
 //!
 //! 1. A grace period, so that no program still reads that copy.
 //! 2. Zero it. No insertion by the agent runs meanwhile.
-//! 3. A grace period, so that every program that found the mark of its new entry in that copy before step 2, and so did
-//!    not set it, has inserted the entry.
-//! 4. Mark all frontends and all entries. Whatever is inserted from now on has been marked after step 2.
-//! 5. Make it the copy in use.
+//! 3. A grace period. Before step 2, a program may have found the mark of its new entry in that copy, and so not have
+//!    set the mark that step 2 then erased. After this grace period, every such program has inserted its entry.
+//! 4. Mark all frontends and all entries in that copy. Everything that is inserted from now on was marked after step 2.
+//! 5. Make that copy the one in use.
 //!
 //! The hash needs no seed: a sender that finds collisions only makes its own packets take the lookups.
 
@@ -80,7 +80,7 @@ const NO_V6: [u64; 4] = [1, 0, 0, 0];
 
 impl ServiceRanges {
     /// Ranges that contain all addresses of these networks. They are exact for up to two networks of a family. With
-    /// more, the second range is the smallest network that contains all networks but the first.
+    /// more networks, the second range is the smallest network that contains all networks but the first.
     pub fn covering(networks: &Networks) -> Self {
         let listed = || networks.networks.iter().take(networks.count as usize);
         let mut ranges = Self { v4: [NO_V4; 2], v6: [NO_V6; 2] };
@@ -111,7 +111,7 @@ impl ServiceRanges {
     }
 }
 
-/// At most two networks that cover all of these.
+/// At most two networks that together cover all of `networks`.
 fn covered<'a>(mut networks: impl Iterator<Item = &'a Network>) -> impl Iterator<Item = Network> {
     let first = networks.next().copied();
     let others = networks.copied().reduce(|one, other| one.union(&other));
@@ -174,10 +174,11 @@ impl Mark {
 
     /// The marks of an entry of the flow table with these [`flow_flags`]. A forward entry marks its destination in
     /// `Front`; a reverse entry marks its source, the backend, in `Back`. The reverse entry of a routed or hairpin flow
-    /// marks the backend in `Front` as well: a socket of the node may have the flow's translated source address and
-    /// port and send to the same backend. Only if the programs look up the socket's packets do they find the conflict
-    /// and replace the source port ([`flow_flags::is_of_node`]). (For a masqueraded connection that is not routed, the
-    /// forward entry of the second flow adds that mark.)
+    /// marks the backend in `Front` as well, for packets of the node's own sockets: a socket may send to the same
+    /// backend from the flow's translated source address and port. If the filter hid the flow from these packets, the
+    /// programs would not find the conflict, and would not replace the socket's source port
+    /// ([`flow_flags::is_of_node`]). (A masqueraded connection that is not routed has a second flow, whose forward
+    /// entry marks the backend in `Front`.)
     #[inline(always)]
     pub fn of_entry(key: &Tuple, flags: u8) -> [Self; 2] {
         const TO_NODE: u8 = flow_flags::ROUTED | flow_flags::HAIRPIN;

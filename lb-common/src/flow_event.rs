@@ -2,9 +2,9 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::conntrack::{Tick, Tuple};
 
-/// An element of the ring buffer `FLOW_EVENTS`. While the agent keeps a flow log, the programs emit one when a flow of
-/// a Service begins, when a RST or the FINs of both ends (in a tunnelled flow, the client's FIN) have closed it, and
-/// when a program deletes its entries. The agent learns everything else from the flow table.
+/// An element of the ring buffer `FLOW_EVENTS`. While the agent keeps a flow log, the programs emit an event when a
+/// flow of a Service begins, when a RST or the FINs of both ends (in a tunnelled flow, the client's FIN) have closed
+/// the flow, and when a program deletes the flow's entries. The agent learns everything else from the flow table.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct FlowEvent {
@@ -49,9 +49,9 @@ pub enum FlowEventKind {
     /// The flow has begun. `traffic` and `packets` are the counts that earlier flows with the same tuple have left; the
     /// new flow adds to them.
     Begun = 0,
-    /// Both FINs (in a tunnelled flow, the client's) or a RST have ended the connection; its entries stay for a while.
-    /// Only time, `from` and phase are meaningful: the other fields describe one direction, and the last packets are
-    /// still to be counted.
+    /// Both FINs (in a tunnelled flow, the client's) or a RST have ended the connection; the entries of the flow stay
+    /// for a while. Only time, `from` and phase are meaningful: the other fields describe one direction, and the last
+    /// packets are still to be counted.
     Closed = 1,
     /// A new flow has taken the slot of one of this flow's entries, because all slots where the new entry may be were
     /// occupied.

@@ -157,7 +157,7 @@ impl Span {
     /// [`Self::boundaries`] of all fragments of a datagram together.
     pub const WHOLE: u64 = boundary(0) ^ boundary(Self::END);
 
-    /// The exclusive or of two numbers: those of the positions at which the fragment begins and ends. Where two
+    /// The exclusive or of the numbers of two positions: where the fragment begins, and where it ends. Where two
     /// fragments meet, the number of that position cancels out, so the exclusive or over all fragments that were seen
     /// is [`Self::WHOLE`] if they cover the datagram. A fragment that is seen twice before the datagram is complete
     /// cancels itself, and the datagram then never seems complete. A duplicate that arrives after the datagram is

@@ -82,12 +82,12 @@ pub const GUE_PORT: u16 = 6080;
 pub mod handover {
     /// No program of an earlier layout is attached.
     pub const OVER: u32 = 0;
-    /// The earlier programs are attached to all hooks, those of this layout perhaps only to some. The programs of this
-    /// layout create no flows, because the earlier programs may already have them.
+    /// The earlier programs are attached to all hooks, the programs of this layout perhaps only to some. The programs
+    /// of this layout create no flows, because the earlier programs may already have entries for the same flows.
     pub const EARLIER_CREATES_FLOWS: u32 = 1;
-    /// Programs of both layouts are attached to all hooks. Those of this layout create a flow for a SYN, an INIT or a
-    /// UDP datagram, and leave packets in the middle of a connection that has no entry in this layout to the earlier
-    /// programs.
+    /// Programs of both layouts are attached to all hooks. The programs of this layout create a flow for a SYN, an INIT
+    /// or a UDP datagram. If a connection has no entry in this layout, they leave packets in the middle of the
+    /// connection to the earlier programs.
     pub const CREATES_FLOWS: u32 = 2;
 }
 
@@ -160,14 +160,14 @@ pub mod capacity {
     ///
     /// Before Linux 6.16 each CPU reserves 128 free entries of an LRU map at a time (kernel/bpf/bpf_lru_list.c,
     /// `LOCAL_FREE_TARGET`). A map with fewer than 128 entries for each CPU evicts entries in use while other CPUs have
-    /// free ones. This number is twice those 128.
+    /// free ones. This minimum is 2 × 128.
     pub const LRU_PER_CPU: u32 = 256;
-    /// Bytes of the ring buffer of events (`EVENTS`), all allocated at start: room for 9,000 events.
+    /// Size in bytes of the ring buffer of events (`EVENTS`), all allocated at start: room for 9,000 events.
     pub const EVENTS: usize = 1 << 20;
-    /// Bytes of the ring buffer of the flow log (`FLOW_EVENTS`), all allocated if the agent keeps a flow log. There is
-    /// room for 123,000 events, those of two seconds at 20,000 connections per second with three events each.
+    /// Size in bytes of the ring buffer of the flow log (`FLOW_EVENTS`), all allocated if the agent keeps a flow log.
+    /// There is room for 123,000 events: two seconds at 20,000 connections per second with three events each.
     pub const FLOW_EVENTS: u32 = 1 << 24;
-    /// Endpoints with a name (`ENDPOINT_NAMES`): 16 bytes each at start, the rest on insertion. Each endpoint also has
+    /// Addresses of endpoints (`ENDPOINT_NAMES`): 16 bytes each at start, the rest on insertion. Each endpoint also has
     /// a slot of `BACKENDS`, so the sizes are equal.
     pub const ENDPOINT_NAMES: usize = BACKENDS;
 }

@@ -34,8 +34,8 @@ impl fmt::Display for ConnectionRate {
     }
 }
 
-/// Value of `LIMITS`: the limits on new connections of one service port, on this node. Its key is
-/// [`Service::id`](crate::Service::id). The programs look it up only for frontends with the flag
+/// Value of `LIMITS`, keyed by [`Service::id`](crate::Service::id): the limits on new connections of one service port,
+/// on this node. The programs look up the limits only for frontends with the flag
 /// [`service_flags::LIMITED`](crate::service_flags::LIMITED).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]

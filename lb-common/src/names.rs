@@ -2,10 +2,10 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::layout::describe;
 
-/// Bytes kept of a name: the maximum length of a DNS label (RFC 1123). Most names of nodes and pods fit; longer ones
-/// are cut.
+/// Size in bytes of the field for a name: the maximum length of a DNS label (RFC 1123). Most names of nodes and pods
+/// fit; longer ones are cut.
 pub const NAME_SIZE: usize = 63;
-/// Bytes kept of a zone's name; longer ones are cut.
+/// Size in bytes of the field for a zone's name; longer names are cut.
 pub const ZONE_SIZE: usize = 58;
 
 /// Value of `SERVICE_NAMES`, keyed by [`crate::Service::id`]: the Kubernetes names of a service port. The programs

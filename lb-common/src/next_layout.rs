@@ -1,5 +1,5 @@
-//! The layout of the feature `next-layout`, for tests of upgrades and downgrades: the struct that it changes. The
-//! fields are those of the normal layout, where they are documented; their offsets differ.
+//! The layout of the feature `next-layout`, for tests of upgrades and downgrades: the struct that the feature changes.
+//! The struct has the fields of the normal layout, which documents them, but their offsets differ.
 #![expect(missing_docs, reason = "the normal layout documents these fields")]
 
 use bytemuck::{Pod, Zeroable};

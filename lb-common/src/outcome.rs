@@ -49,7 +49,7 @@ pub enum Outcome {
     /// An ICMP error about a translated packet; the program has translated the error.
     IcmpError = 10,
     /// A packet of a hairpin flow (client and backend have the same address, such as a pod that reaches itself through
-    /// a VIP), in either direction, or an ICMP error about one: translated and sent back.
+    /// a VIP), in either direction, or an ICMP error about such a packet: translated and sent back.
     Hairpin = 11,
     /// A TCP segment that is answered with RST: a segment to a service without backends, or to a port of a cluster IP
     /// that no service has; a segment of no tracked flow to a frontend with
@@ -85,7 +85,7 @@ pub enum Outcome {
     NoLocalBackend = 22,
     /// Dropped: a packet to an address that is in a range of cluster IPs, but that no Service has.
     UnknownVip = 23,
-    /// Dropped: the source is in none of the service's `loadBalancerSourceRanges`, or it is an external client in
+    /// Dropped: the source is in none of the service's `loadBalancerSourceRanges`; or the client is external, and is in
     /// `--deny-source` or behind an IPsec policy that replies would bypass.
     SourceNotAllowed = 24,
     /// Dropped: an ICMP redirect about a translated packet. It would make the sender of that packet bypass the VIP.
@@ -103,15 +103,16 @@ pub enum Outcome {
     /// MTU.
     TooBig = 30,
     /// Dropped: a packet of a routed or tunnelled flow without a route to its destination; a later fragment that is too
-    /// large for the tunnel; or an ICMP error about such a packet, whose TTL or hop limit is used up.
+    /// large for the tunnel; or an ICMP error about a packet of a routed or tunnelled flow, if the error's own TTL or
+    /// hop limit is used up.
     NoRoute = 31,
     /// First packet of a tunnelled flow (direct server return): a backend on another node was chosen, and the packet
     /// was sent there in a tunnel.
     NewTunnelledFlow = 32,
     /// A further packet of a tunnelled flow; or an ICMP error about a packet that the flow's backend has sent.
     Tunnelled = 33,
-    /// A further packet that another node sent to this node in a tunnel, for a backend on this node. (The first one
-    /// counts as `new_flow`.)
+    /// A further packet that another node sent to this node in a tunnel, for a backend on this node. (The first such
+    /// packet counts as `new_flow`.)
     Decapsulated = 34,
     /// Dropped: a packet in a tunnel for a backend on this node, from a machine that is neither a node of the cluster
     /// nor in `--dsr-peers`.
@@ -131,23 +132,25 @@ pub enum Outcome {
     InvalidFlags = 40,
     /// A frame for another host, for several hosts (broadcast, multicast), or of a VLAN: the stack forwards it on the
     /// link layer, takes it itself, hands it to the device of the VLAN, or drops it. (If [`crate::filter`] shows that
-    /// no flow and no Service has the packet, the frame counts as `no_service` instead.)
+    /// the packet belongs to no flow and no Service, the frame counts as `no_service` instead.)
     OtherHost = 41,
     /// A packet to a backend on another node that was sent in a tunnel without a flow, because the flow table has no
-    /// room for one. The Maglev table of the Service still chooses the same backend for each packet of a connection.
+    /// room for the flow. The Maglev table of the Service still chooses the same backend for each packet of a
+    /// connection.
     Stateless = 42,
     /// A later fragment that has arrived before the first one of its datagram. The later fragment is kept until the
     /// first one arrives; then it enters the node again and counts again, unless another held fragment has overwritten
     /// it.
     FragmentHeld = 43,
-    /// A packet of a caught flow, in either direction, or an ICMP error about one. The client's device has no programs,
-    /// so the programs at the catch device translate the flow.
+    /// A packet of a caught flow, in either direction, or an ICMP error about such a packet. The client's device has no
+    /// programs, so the programs at the catch device translate the flow.
     Caught = 44,
     /// Dropped: the programs at the catch device did not translate the packet, so the stack routed it to that device
     /// again. An example is a packet of a protocol without ports, sent to a cluster IP.
     Untranslated = 45,
     /// Dropped: a later fragment of a datagram whose first fragment was dropped or answered; or a later fragment that
-    /// has waited for the first one, but whose datagram has no entry any more, usually because it is complete.
+    /// has waited for the first one, but whose datagram has no entry any more, usually because the datagram is
+    /// complete.
     FragmentDropped = 46,
     /// Refused: a process of the node calls `connect(2)` for a Service with
     /// [`PROXY_PROTOCOL`](crate::service_flags::PROXY_PROTOCOL), at an address that is not a cluster IP. The packets of
@@ -299,7 +302,7 @@ impl Outcome {
         }
     }
 
-    /// Turns an outcome of further packets of a flow into the outcome of the first one. Returns all other outcomes
+    /// Turns an outcome of further packets of a flow into the outcome of the first packet. Returns all other outcomes
     /// unchanged.
     #[inline(always)]
     #[must_use]
@@ -360,7 +363,7 @@ impl Outcome {
         }
     }
 
-    /// The outcome of a packet that is sent on like one of this outcome, although its flow has no entry: see
+    /// The outcome of a packet whose flow has no entry, if a packet with an entry would have this outcome: see
     /// [`Self::Stateless`].
     #[inline(always)]
     pub const fn without_entry(self) -> Self {

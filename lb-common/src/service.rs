@@ -83,7 +83,7 @@ impl TryFrom<u8> for FrontendKind {
 pub struct Service {
     /// Id of the service port, shared by all its frontends; never 0.
     pub id: u32,
-    /// First slot of the backends in `BACKENDS`; they are sorted by address, then port.
+    /// First slot of the backends in `BACKENDS`; the backends are sorted by address, then port.
     pub backends_base: u32,
     /// Number of backends; 0 means that new connections are rejected, or dropped: see
     /// [`service_flags::DROP_WITHOUT_BACKENDS`].
@@ -136,11 +136,12 @@ describe!(Service {
 /// Bits of [`Service::flags`].
 pub mod service_flags {
     /// The traffic policy is `Local` and all endpoints are on other nodes: packets are dropped rather than rejected, so
-    /// that a load balancer in front moves the traffic to another node instead of failing its clients.
+    /// that a load balancer in front of the nodes moves the traffic to another node instead of passing rejections on to
+    /// its clients.
     pub const DROP_WITHOUT_BACKENDS: u16 = 1;
-    /// Internal clients (processes of the node, sources in [`crate::Settings::internal`], and those whose packets enter
-    /// through `INSIDE_DEVICES`) get a backend of the slice `internal_base, internal_count`. Set for external addresses
-    /// under `externalTrafficPolicy: Local`.
+    /// Internal clients (processes of the node, sources in [`crate::Settings::internal`], and senders whose packets
+    /// enter through `INSIDE_DEVICES`) get a backend of the slice `internal_base, internal_count`. Set for external
+    /// addresses under `externalTrafficPolicy: Local`.
     pub const SHORT_CIRCUIT: u16 = 2;
     /// Internal and external clients are masqueraded, unless the way to the backend needs no masquerading, such as a
     /// tunnel (`rules/forwarding.rs` of lb-ebpf). [`SHORT_CIRCUIT`] overrides this bit and [`MASQUERADE_EXTERNAL`]: no
@@ -157,9 +158,9 @@ pub mod service_flags {
     /// but external clients only if their backend is on another node and no tunnel leads there.
     pub const DSR: u16 = 64;
     /// Only a SYN (or INIT) begins a TCP (or SCTP) flow, as at every node port. The Service has an address of this
-    /// node, so the node's own connections, and those that netfilter masquerades, may have this port as source port;
-    /// other segments to the port may belong to them. At ports from 1024 on, all load balancer addresses and external
-    /// IPs of such a Service have this bit.
+    /// node, so the node's own connections, and connections that netfilter masquerades, may have this port as source
+    /// port. Any segment to the port other than a SYN may belong to such a connection. At ports from 1024 on, all load
+    /// balancer addresses and external IPs of such a Service have this bit.
     pub const SYN_ONLY: u16 = 128;
     /// The programs answer a TCP segment of no flow with a RST, unless it is a SYN, a SYN-ACK or a RST, has invalid
     /// flags, or the frontend [requires a SYN](crate::Service::requires_syn). The agent ends connections of the
@@ -211,7 +212,7 @@ impl Service {
         self.kind == FrontendKind::NodePort as u8 || self.flags & service_flags::SYN_ONLY != 0
     }
 
-    /// Whether internal clients get other backends than external ones: see [`service_flags::SHORT_CIRCUIT`].
+    /// Whether internal clients get other backends than external clients: see [`service_flags::SHORT_CIRCUIT`].
     #[inline(always)]
     pub const fn has_internal_slice(&self) -> bool {
         self.flags & service_flags::SHORT_CIRCUIT != 0
@@ -240,8 +241,8 @@ impl Service {
         self
     }
 
-    /// Whether the flags ask that the client, which is internal or external (`internal`), is masqueraded. The way to the
-    /// backend may need no masquerading, see [`service_flags::MASQUERADE`].
+    /// Whether the flags require that the client is masqueraded; `internal` is whether it is an internal client. The
+    /// way to the backend may need no masquerading, see [`service_flags::MASQUERADE`].
     #[inline(always)]
     pub const fn masquerades(&self, internal: bool) -> bool {
         let flags = self.flags;
@@ -283,8 +284,8 @@ pub struct Backend {
     pub port: u16,
     /// Bits of [`backend_flags`].
     pub flags: u16,
-    /// Share of new flows relative to the other backends, see [`crate::Scheduler`]; the default is 1. To a backend of
-    /// weight 0 the scheduler gives no new flows, but clients that affinity pins to it keep it.
+    /// Share of new flows relative to the other backends, see [`crate::Scheduler`]; the default is 1. The scheduler
+    /// gives no new flows to a backend of weight 0, but clients that affinity pins to that backend keep it.
     pub weight: u32,
     /// The slot of `ACTIVE` that counts the backend's active flows, if the scheduler compares them; 0 means none.
     pub active_flows_slot: u32,
@@ -311,9 +312,9 @@ pub mod backend_flags {
     pub const PEER: u16 = 8;
 }
 
-/// Value of `VIPS`: how to treat packets to an address of a Service at a port that no Service has. Addresses of the
-/// node itself are also in the map, without flags: the stack gets the packets to their other ports. So are cluster IPs
-/// that another proxy serves: that proxy gets the packets.
+/// Value of `VIPS`: how to treat packets to an address of a Service at a port that no Service has. The map also has,
+/// without flags, the addresses of the node itself, and cluster IPs that another proxy serves: the programs leave
+/// packets to their other ports to the stack, or to that proxy.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Vip {
@@ -330,9 +331,9 @@ pub mod vip_flags {
     /// A cluster IP: if it is in [`service_ranges`](crate::Settings::service_ranges), the programs reject packets to
     /// ports that no Service has.
     pub const CLUSTER_IP: u32 = 1;
-    /// The programs answer ICMP echo requests to the address. Never set for an address of this node, because the stack
-    /// answers those requests, nor for an address that is only an external IP, because it may belong to another
-    /// machine.
+    /// The programs answer ICMP echo requests to the address. Never set for an address of this node: the stack answers
+    /// requests to that address. Never set for an address that is only an external IP: that address may belong to
+    /// another machine.
     pub const ECHO: u32 = 2;
 }
 

@@ -7,19 +7,21 @@ pub const MAX_NETWORKS: usize = 16;
 
 /// Value of `SETTINGS`: the settings of the node that may change while the programs run.
 ///
-/// The map has two slots; `SETTINGS_SLOT` selects one. The agent writes the other one, then switches, so that no
-/// program reads half of a change.
+/// The map has two slots; `SETTINGS_SLOT` selects one of them. The agent writes the other slot, then switches, so that
+/// no program reads half of a change.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Settings {
     /// Sources of internal clients: the traffic that kube-proxy's `--detect-local-mode` calls local.
     pub internal: Networks,
-    /// Ranges of cluster IPs. The programs reject packets to a cluster IP in them at a port that no Service has.
-    /// Packets to an address in them that no Service has may be dropped ([`settings_flags::DROP_UNKNOWN_VIPS`]).
+    /// Ranges of cluster IPs. The programs reject packets to a cluster IP in these ranges at a port that no Service
+    /// has. They may drop packets to an address in these ranges that no Service has
+    /// ([`settings_flags::DROP_UNKNOWN_VIPS`]).
     pub service_ranges: Networks,
-    /// Nodes that may send packets through a tunnel to backends on this node, in addition to those in `PEERS`.
+    /// Nodes that may send packets through a tunnel to backends on this node, in addition to the nodes in `PEERS`.
     pub peers: Networks,
-    /// Networks whose external clients may use no frontend: those of `--deny-source`, and those behind IPsec policies.
+    /// Networks whose external clients may use no frontend: the networks of `--deny-source`, and the networks behind
+    /// IPsec policies.
     pub denied: Networks,
     /// Source of masqueraded IPv4 packets if the routing table names none, and outer source of IPv4 packets in a
     /// tunnel. Also the client address of the node's sockets, by which the programs check source ranges and apply

@@ -6,7 +6,7 @@ use crate::{
     layout::describe,
 };
 
-/// The remote address and port of a socket: a virtual address, or a backend's.
+/// The remote address and port of a socket: those of a VIP, or those of a backend.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Pod, Zeroable)]
 pub struct Endpoint {
@@ -31,7 +31,7 @@ impl Endpoint {
 }
 
 /// Value of `SOCKETS` (storage of a connected socket) and of `CONNECTED_SOCKETS`: the VIP that the application
-/// connected to, and the backend that it was translated to.
+/// connected to, and the backend that replaced the VIP.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct SocketConnection {
@@ -96,7 +96,7 @@ impl SocketCounts {
 pub struct SocketKey {
     /// The kernel's socket cookie, unique until the machine reboots.
     pub cookie: u64,
-    /// The virtual address in `SOCKET_BACKENDS`, the backend's in `SOCKET_VIPS`.
+    /// The virtual address in `SOCKET_BACKENDS`, the backend's address in `SOCKET_VIPS`.
     pub remote: Endpoint,
     zeros: u32,
 }

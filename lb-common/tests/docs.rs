@@ -1,5 +1,5 @@
-//! Compares the documents with the code: the files, items, tests and local links that they name must exist. Their table
-//! of [`Outcome`]s and the timeouts that they mention must match the code.
+//! Compares the documents with the code: the files, items, tests and local links that the documents name must exist.
+//! The table of [`Outcome`]s and the timeouts in the documents must match the code.
 
 use std::{fs, path::Path};
 

@@ -28,9 +28,9 @@ type Names = Vec<String>;
 /// One file of a crate.
 struct Module {
     file: PathBuf,
-    /// The paths that its code names, from the root of the crate.
+    /// The paths that the file's code names, from the root of the crate.
     paths: BTreeSet<Names>,
-    /// The names that it re-exports, with their paths.
+    /// The names that the file re-exports, with their paths.
     exports: BTreeMap<String, Names>,
 }
 
@@ -58,7 +58,7 @@ fn no_crate_has_more_than_35_percent_of_the_lines() {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("Cargo.toml");
     let manifest = fs::read_to_string(manifest).expect("the manifest of the workspace");
     let members = manifest.lines().find_map(|line| line.strip_prefix("members = ")).expect("the members");
-    // A crate in the folder of another one counts as part of it.
+    // A crate in the folder of another crate counts as part of that crate.
     let crates: BTreeMap<&str, usize> = members
         .split('"')
         .skip(1)
@@ -126,7 +126,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The path from the root of the crate, or `None` if it names something else, such as another crate.
+    /// The path from the root of the crate, or `None` if `path` names something else, such as another crate.
     fn absolute(&self, path: &[String]) -> Option<Names> {
         let (first, rest) = path.split_first()?;
         match first.as_str() {
@@ -191,7 +191,7 @@ fn imports(modules: &BTreeMap<Names, Module>) -> BTreeMap<&Names, BTreeSet<&Name
 /// The module that defines what `path` names.
 fn target<'a>(modules: &'a BTreeMap<Names, Module>, path: &[String]) -> Option<&'a Names> {
     let mut path = path.to_vec();
-    // Every chain of re-exports is shorter than this; the limit ends a circle of them.
+    // Every chain of re-exports is shorter than this; the limit ends a circle of re-exports.
     for _ in 0..8 {
         let length = (0..=path.len()).rev().find(|length| modules.contains_key(&path[..*length]))?;
         let (name, module) = modules.get_key_value(&path[..length])?;

@@ -3,10 +3,12 @@
 //! calls a function that borrows the field, directly or through other calls.
 //!
 //! The test reads the sources, because the programs run only in the kernel. It identifies a callee by its name, and by
-//! the module or type that the call or an import names; it identifies a method by its name alone. It does not see calls
-//! by another name or path than that of the definition (`pub use`), calls that code of another crate makes (such as
-//! `flow_table::make_room`), and macros; nor references that `if let`, `match` or a closure binds, that come from
-//! another variable, or that a function stores in a value.
+//! the module or type that the call or an import names; it identifies a method by its name alone. The test misses:
+//!
+//! - calls by a name or path that differs from the definition (`pub use`), calls from code of another crate (such as
+//!   `flow_table::make_room`), and macros,
+//! - references that `if let`, `match` or a closure binds, that come from another variable, or that a function stores
+//!   in a value.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "most kinds of expressions hold no reference")]
 
@@ -32,13 +34,13 @@ mod imports_of;
 /// One thing that a function does. A function's steps are in the order in which its source names them.
 #[derive(Debug)]
 enum Step {
-    /// It borrows this field.
+    /// Borrows this field.
     Borrow(String),
-    /// It calls this. References of these origins are among the arguments.
+    /// Calls this function. The arguments include references of these origins.
     Call(Callee, Vec<Origin>),
-    /// It uses this variable.
+    /// Uses this variable.
     Use(String),
-    /// A `let` has bound these variables to references of these origins.
+    /// Binds these variables to references of these origins by a `let`.
     Bound(BTreeSet<String>, Vec<Origin>),
 }
 
@@ -61,12 +63,12 @@ enum Origin {
 struct Function {
     name: String,
     file: PathBuf,
-    /// Whether it takes `self`.
+    /// Whether the function takes `self`.
     is_method: bool,
-    /// The type that it belongs to.
+    /// The type that the function belongs to.
     of: Option<String>,
     steps: Vec<Step>,
-    /// The origins of the references in its result.
+    /// The origins of the references in the function's result.
     result: Vec<Origin>,
 }
 
@@ -149,7 +151,7 @@ struct Reader<'a> {
     functions: Vec<Function>,
 }
 
-/// The functions of this source, which is that of `file`.
+/// The functions of `source`, the parsed text of `file`.
 fn functions(source: &syn::File, file: PathBuf, fields: &BTreeSet<String>) -> Vec<Function> {
     let mut reader = Reader { fields, file, imports: BTreeMap::new(), functions: Vec::new() };
     reader.visit_file(source);
@@ -327,7 +329,7 @@ impl Steps<'_> {
     }
 }
 
-/// Whether an expression is an element of `SCRATCH`: the variable `scratch`, or a call of the function.
+/// Whether an expression is an element of `SCRATCH`: the variable `scratch`, or a call of the function `scratch`.
 fn is_scratch(expr: &Expr) -> bool {
     match expr {
         Expr::Path(it) => it.path.is_ident("scratch"),
@@ -373,7 +375,8 @@ fn twice_borrowed(functions: &[Function]) -> Vec<String> {
     functions.iter().flat_map(|function| twice_borrowed_in(function, &borrows, &results)).collect()
 }
 
-/// For each function, a set of fields of `SCRATCH`: those that it borrows, or those that its result refers to.
+/// For each function, a set of fields of `SCRATCH`: the fields that the function borrows, or the fields that its result
+/// refers to.
 struct Known<'a> {
     functions: &'a [Function],
     fields: Vec<BTreeSet<String>>,
@@ -406,8 +409,8 @@ impl Known<'_> {
     }
 }
 
-/// Computes the set of each function by `fields_of`, which uses the sets of the functions that it calls. Repeats this
-/// until no set changes.
+/// Computes the set of each function by `fields_of`, from the sets of the functions that the function calls. Repeats
+/// this until no set changes.
 fn closure<'a>(
     functions: &'a [Function],
     fields_of: impl Fn(&Known<'a>, &Function) -> BTreeSet<String>,

@@ -1,7 +1,7 @@
 //! The capacity of the maps, and how much of it is left for a plan.
 //!
-//! The reconciler checks whether each Service fits, so that a plan rejects only a Service that does not. Without these
-//! checks, the kernel would reject an entry in the middle of the plan, and the steps after that entry would wait.
+//! The reconciler checks whether each Service fits, so that only a Service that does not fit has to wait. Without these
+//! checks, the kernel would reject an entry in the middle of a plan, and all steps after that entry would wait.
 
 use crate::plan::Contents;
 

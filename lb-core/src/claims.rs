@@ -1,4 +1,4 @@
-//! Which service ports claim a frontend, and which one owns it.
+//! Which service ports claim a frontend, and which service port owns it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,8 +42,8 @@ impl Claims {
         self.replace(service, of_ports(ports))
     }
 
-    /// Drops the claims of a Service, except those of frontends for which `stays` returns true; returns other Services
-    /// that may have gained a frontend.
+    /// Drops the claims of a Service, except the claims of frontends for which `stays` returns true; returns other
+    /// Services that may have gained a frontend.
     pub(crate) fn retain(
         &mut self,
         service: &ObjectName,

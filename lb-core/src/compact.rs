@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Rebuilds a map with full B-tree nodes. Insertions in ascending order leave them little more than half full.
+/// Rebuilds a map with full B-tree nodes. Insertions in ascending order leave the nodes little more than half full.
 ///
 /// `append` moves the entries from the old nodes to new ones one by one, and frees each old node on the way. A new map
 /// from an iterator would first copy all entries to a list.

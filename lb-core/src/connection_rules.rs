@@ -29,8 +29,8 @@ pub enum End {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     timeouts: ConnectionTimeouts,
-    /// The backends of the service port, also those of weight 0, and the [ready endpoints](Port::ready) that are none
-    /// because of a traffic policy or a hint. Connections to all other endpoints drain.
+    /// The backends of the service port, including those of weight 0, and the [ready endpoints](Port::ready) that a
+    /// traffic policy or a hint keeps from being backends. Connections to all other endpoints drain.
     backends: BTreeSet<EndpointKey>,
 }
 
@@ -134,8 +134,8 @@ impl Drains {
         idle.is_some_and(|idle| is_over(timeouts.idle, idle)).then_some(End::Idle)
     }
 
-    /// Ends a pass over all connections: drops the backends to which the pass found no connection, and those that are
-    /// backends of their Service again.
+    /// Ends a pass over all connections: drops the backends to which the pass found no connection, and the backends
+    /// that their Service has again.
     pub fn end_pass(&mut self, now: Tick) {
         self.0.retain(|_, drain| drain.seen == now);
     }

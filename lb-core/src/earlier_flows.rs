@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::active_flow_slots::ServiceEndpoint;
 
-/// What the flows and sockets refer to that exist when the agent starts.
+/// The slots and ids that flows and sockets refer to when the agent starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EarlierFlows {
     /// The slots of the map `ACTIVE`, each with the endpoint whose flows it counts.

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Namespace and name of the API server's Service. Processes of every namespace get its variables, unless the namespace
-/// has a Service of the same name.
+/// has a Service of this name.
 pub const MASTER: (&str, &str) = (DEFAULT_NAMESPACE, "kubernetes");
 
 /// The environment variables for a process, in the order in which they are printed.
@@ -25,7 +25,8 @@ pub struct Environment {
     pub collisions: Vec<Collision>,
 }
 
-/// A variable that two Services define with different values; the first Service's value counts.
+/// A variable that two Services define with different values; the value of the Service that comes first in
+/// [`environment`] counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collision {
     /// Name of the variable.
@@ -75,7 +76,7 @@ pub fn environment<'a>(
 #[derive(Default)]
 struct Builder<'a> {
     environment: Environment,
-    /// For each variable: the Service that has defined it, and its index in the list.
+    /// For each variable: the Service that has defined it, and the variable's index in `environment.variables`.
     defined: BTreeMap<String, (&'a str, usize)>,
 }
 

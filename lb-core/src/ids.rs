@@ -6,10 +6,11 @@ use crate::model::{ObjectName, Protocol, ServicePortName};
 
 /// One id for each service port. Ids ascend and start again at 1 only after `u32::MAX`, so that map entries which still
 /// carry the id of a deleted service port do not match a new service port. After a restart, the agent continues after
-/// the highest id that has a name ([`Self::adopt`]), or that a flow or a socket carries ([`Self::skip`]): else it would
-/// count that flow for the new service port, and end it by the timeouts of that port. Entries of `AFFINITY` and
-/// `LIMIT_BUCKETS` do not count. An `AFFINITY` entry with the id of a new service port applies only if its backend is
-/// also a backend of that port, and a bucket soon fills again.
+/// the highest id that has a name ([`Self::adopt`]), or that a flow or a socket carries ([`Self::skip`]). Otherwise a
+/// new service port could get the id of an old flow: the agent would count that flow for the new port, and end it by
+/// the timeouts of that port. Ids in entries of `AFFINITY` and `LIMIT_BUCKETS` do not count. An `AFFINITY` entry with
+/// the id of a new service port applies only if its backend is also a backend of that port, and a bucket soon fills
+/// again.
 #[derive(Clone, Debug)]
 pub(crate) struct Ids {
     by_name: BTreeMap<ServicePortName, u32>,
@@ -33,7 +34,7 @@ impl Ids {
         true
     }
 
-    /// Continues after this id of an earlier run, if not after a higher one already.
+    /// Makes new ids begin after this id of an earlier run, unless they already begin after a higher id.
     pub(crate) fn skip(&mut self, id: u32) {
         self.next = self.next.max(id.checked_add(1).unwrap_or(1));
     }

@@ -16,8 +16,9 @@ use crate::{
     plan::{Contents, EndpointLabels, slices_of},
 };
 
-/// The EndpointSlices of `default/kubernetes` from the last time that it had a usable endpoint, for each family. The
-/// agent may reach the API server through this Service: without its endpoints the agent would never receive new ones.
+/// For each IP family, the EndpointSlices of `default/kubernetes` from the last time that this Service had a usable
+/// endpoint. The agent may reach the API server through the Service: without the Service's endpoints, the agent would
+/// never receive new ones.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LastGood {
     slices: [Vec<EndpointSlice>; 2],
@@ -36,7 +37,8 @@ impl LastGood {
         (&*name.namespace, &*name.name) == environment::MASTER
     }
 
-    /// The slices to use: the present ones, but in a family without a usable endpoint the last good ones.
+    /// The slices to use. In each family, these are `slices` if they have a usable endpoint, otherwise the last slices
+    /// that had one.
     pub(crate) fn choose(&mut self, slices: &[EndpointSlice]) -> Vec<EndpointSlice> {
         let mut chosen = Vec::new();
         for (family, kept) in Family::ALL.into_iter().zip(&mut self.slices) {
@@ -50,15 +52,14 @@ impl LastGood {
     }
 }
 
-/// For each Service with a slice that the agent has not been able to read since it started: those endpoints that an
-/// earlier run left in the maps and that may be in that slice, each as a slice with only this endpoint. Without them,
-/// the Service would lose the endpoints of the unread slice.
+/// The endpoints that an earlier run left in the maps, for each Service with a slice that the agent has not been able
+/// to read since it started. Contains only endpoints that may be in the unread slice, each as a slice with one
+/// endpoint. Without these endpoints, the Service would lose the endpoints of the unread slice.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unread(BTreeMap<ObjectName, Vec<EndpointSlice>>);
 
 impl Unread {
-    /// Takes the endpoints of `services` from what an earlier run left in the maps, but none from the entries for
-    /// `distrusted`.
+    /// Takes the endpoints of `services` from what an earlier run left in the maps. Ignores the `distrusted` frontends.
     pub(crate) fn found(
         contents: &Contents,
         distrusted: &BTreeSet<ServiceKey>,
@@ -80,9 +81,9 @@ impl Unread {
     /// missing from `read` at every call of this function: they may be in the unread slices. An endpoint that was in
     /// `read` at an earlier call, and no longer is, has left the Service.
     ///
-    /// Endpoints are the same only if their addresses and ports are: one address may have several ports, or several
-    /// servers at different numbers of one port, each in another slice. Leaves out endpoints of ports that the Service
-    /// no longer has; `ports` are its present ones.
+    /// Endpoints are the same only if their addresses and ports are equal: one address may serve several ports of the
+    /// Service, or (in different slices) one port of the Service at several port numbers. Leaves out endpoints of ports
+    /// that the Service no longer has; `ports` are its present ports.
     pub(crate) fn complete(
         &mut self,
         service: &ObjectName,
@@ -137,8 +138,8 @@ fn found_slices(
     backends.into_iter().map(|found| slice(found, contents)).collect()
 }
 
-/// A slice with only this endpoint. A terminating endpoint counts as serving, because the maps contain it only while it
-/// serves.
+/// A slice with only this endpoint. A terminating endpoint counts as serving, because the maps contain terminating
+/// endpoints only while they serve.
 fn slice((name, address, port, terminating): Found<'_>, contents: &Contents) -> EndpointSlice {
     let address = IpAddr::from(address);
     let labels = contents

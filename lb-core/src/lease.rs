@@ -1,9 +1,9 @@
 //! The election of one agent that acts for the whole cluster, by a Lease of `coordination.k8s.io`.
 //!
-//! As in client-go's `leaderelection`, no agent compares its clock with that of another. A follower counts a Lease as
-//! expired when it has read the same version for as long as the Lease lasts; the leader stops after a shorter time,
-//! counted from the moment at which it *sent* its last successful renewal. All times here are readings of the agent's
-//! own monotonic clock, as durations since any fixed moment.
+//! As in client-go's `leaderelection`, no agent compares its clock with the clock of another agent. A follower counts a
+//! Lease as expired when it has read the same version for as long as the Lease lasts; the leader stops after a shorter
+//! time, counted from the moment at which it *sent* its last successful renewal. All times here are readings of the
+//! agent's own monotonic clock, as durations since any fixed moment.
 //!
 //! A Lease is no lock: a process that is paused between a look at the clock and a write may write too late. So every
 //! write of a leader must also be a compare-and-swap.
@@ -74,12 +74,12 @@ pub struct Release {
 /// The state of one agent in the election. Times are durations since any fixed instant.
 #[derive(Clone, Debug)]
 pub struct Election {
-    /// The identity of this process as a holder; no other process ever has the same one.
+    /// The identity of this process as a holder; no other process ever has the same identity.
     me: String,
     timing: Timing,
     /// The newest version of the Lease that this agent has read or written, and when it first did so.
     seen: Option<(Lease, Duration)>,
-    /// The period in which this agent may act as the leader; `None` if it has none.
+    /// The period in which this agent may act as the leader; `None` if there is no such period.
     term: Option<Range<Duration>>,
 }
 
@@ -101,8 +101,7 @@ impl Election {
         }
     }
 
-    /// The write of the Lease that is due after a [`read`](Self::read); `None` while another agent holds a Lease that
-    /// has not expired.
+    /// The bid to send after a [`read`](Self::read); `None` while another agent holds a Lease that has not expired.
     pub fn bid(&self, now: Duration) -> Option<Bid> {
         let Some((lease, since)) = &self.seen else {
             let wait = self.timing.lease;
@@ -127,7 +126,7 @@ impl Election {
     }
 
     /// The write that gives the Lease up; `None` if this agent does not hold it. The term ends with this call: the
-    /// agent must send no other write after it, but need not wait for answers to earlier ones.
+    /// agent must send no other write after this one, but need not wait for the answers to earlier writes.
     pub fn release(&mut self, now: Duration) -> Option<Release> {
         let has_led = self.term.take().is_some_and(|term| term.start <= now);
         let (lease, _) = self.seen.as_ref().filter(|(lease, _)| self.holds(lease))?;
@@ -156,7 +155,7 @@ impl Election {
         self.term = Some(begin..end);
     }
 
-    /// The period in which this agent may act as the leader; `None` if it has none.
+    /// The period in which this agent may act as the leader; `None` if there is no such period.
     pub const fn term(&self) -> Option<&Range<Duration>> {
         self.term.as_ref()
     }

@@ -100,7 +100,7 @@ pub struct ServiceSettings {
     pub north_south: Option<NorthSouthMode>,
     /// Annotation `lb.dev/weights`: the weight of each endpoint or group of endpoints that it names.
     pub weights: BTreeMap<Member, u32>,
-    /// Annotation `lb.dev/slow-start`: how long the share of an endpoint grows after it has become usable.
+    /// Annotation `lb.dev/slow-start`: how long the share of an endpoint grows after the endpoint has become usable.
     pub slow_start: Option<Duration>,
     /// AWS's annotation for cross-zone load balancing: `false` prefers endpoints in the zone of this node, `true` uses
     /// those of all zones. Without the annotation (`None`), topology hints apply.
@@ -232,14 +232,15 @@ impl Service {
         self.settings.as_ref()?.slow_start
     }
 
-    /// Whether the Service has a cluster IP of this family. Without one, none of its addresses of the family are
-    /// served.
+    /// Whether the Service has a cluster IP of this family. If it has none, the node serves none of the Service's
+    /// addresses of this family.
     pub fn has(&self, family: Family) -> bool {
         self.cluster_ips.iter().any(|ip| Family::of(*ip) == family)
     }
 }
 
-/// How external clients reach a Service. Its node ports are in its [`ServicePort`]s; `policy` also applies to them.
+/// How external clients reach a Service. The Service's node ports are in its [`ServicePort`]s; `policy` also applies to
+/// node ports.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct External {
     /// `spec.externalIPs`: the valid ones, each once.
@@ -294,7 +295,7 @@ pub struct EndpointSlice {
 /// A port of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointPort {
-    /// Name of the port, by which it belongs to a Service port; empty for an unnamed port.
+    /// Name of the port, which is also the name of the Service port that it serves; empty for an unnamed port.
     pub name: Arc<str>,
     /// Transport protocol of the port.
     pub protocol: Protocol,
@@ -303,7 +304,7 @@ pub struct EndpointPort {
 }
 
 impl EndpointPort {
-    /// Whether the endpoints at this port serve this port of their Service.
+    /// Whether the endpoints serve the Service port `port` at this endpoint port.
     pub(crate) fn serves(&self, port: &ServicePort) -> bool {
         self.name == port.name && self.protocol == port.protocol
     }
@@ -448,10 +449,10 @@ pub enum SourceEvent {
     /// The source has sent every readable object at least once. (A folder of manifests sends this event after about a
     /// second even if files in it are still changing and have not been read.)
     Synchronised,
-    /// The source has sent every object that it could read; the others belong to these Services. The agent may delete
-    /// from the maps what belongs neither to these Services nor to an object that was sent. If there are such Services,
-    /// the source sends this event right before `Synchronised`, and again whenever their set changes; once the set is
-    /// empty, it sends `Complete` instead.
+    /// The source has sent every object that it could read. The objects that it could not read belong to these
+    /// Services. The agent may delete from the maps what belongs neither to these Services nor to an object that was
+    /// sent. If there are such Services, the source sends this event right before `Synchronised`, and again whenever
+    /// their set changes; once the set is empty, it sends `Complete` instead.
     CompleteBut(BTreeSet<ObjectName>),
     /// The source has sent every object, so the agent may delete all others from the maps. The source sends this event
     /// at most once: right before `Synchronised`, or later.

@@ -7,9 +7,9 @@ use std::{
 
 use crate::{compact, model::ObjectName};
 
-/// The value of each address, as Services set it. A map holds one value for an address. If Services set different ones
-/// (for example, for pods that share their node's address), it holds the greatest, so that the order of events does not
-/// matter.
+/// The value of each address, as Services set it. A map holds one value for an address. If Services set different
+/// values for an address (for example, for pods that share their node's address), the map holds the greatest of these
+/// values, so that the order of events does not matter.
 #[derive(Clone, Debug)]
 pub(crate) struct PerAddress<V> {
     claims: BTreeMap<IpAddr, Claims<V>>,

@@ -112,7 +112,7 @@ pub struct Contents {
     /// The map `ENDPOINT_NAMES`: names of endpoints, by address. The reconciler's stored slices share these `Arc`s,
     /// because a million of them take most of the agent's memory.
     pub endpoint_labels: BTreeMap<IpAddr, Arc<EndpointLabels>>,
-    /// The map `VIPS`: flags of virtual addresses, and of the node's own.
+    /// The map `VIPS`: flags of virtual addresses, and of the node's own addresses.
     pub vips: BTreeMap<IpAddr, Vip>,
     /// The map `SOURCE_RANGES`: source ranges of service ports.
     pub source_ranges: BTreeSet<SourceRangeKey>,
@@ -147,8 +147,8 @@ pub fn tables_of(record: &Service) -> impl Iterator<Item = SlotRange> + use<> {
     std::iter::once(external).chain(internal).filter(|range| range.count > 0)
 }
 
-/// Steps to apply in this order. After any number of them, every frontend has a complete set of backends: the old one
-/// or the new one.
+/// Steps to apply in this order. After any number of steps, every frontend has a complete set of backends: the old set
+/// or the new set.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Plan {
     /// The changes of the maps, in order.
@@ -157,7 +157,8 @@ pub struct Plan {
     pub problems: Vec<Condition>,
 }
 
-/// Why a Service is not served as its object demands, or what its administrator must know; `lb-agent status` lists it.
+/// Why a Service is not served as its object demands, or what the Service's administrator must know. `lb-agent status`
+/// lists each condition.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Condition {
     /// `BACKENDS` has no room for the new backends. The Service keeps its last good state; the next plan after slots
@@ -231,7 +232,7 @@ pub enum Condition {
         /// Capacity of `SERVICE_NAMES`.
         slots: u32,
     },
-    /// `SOURCE_RANGES` has no room for the source ranges of a load balancer; otherwise as [`Self::ArenaFull`].
+    /// `SOURCE_RANGES` has no room for the `loadBalancerSourceRanges` of the Service; otherwise as [`Self::ArenaFull`].
     #[error(
         "Service {service} needs room for {wanted} networks in SOURCE_RANGES, but of {slots} {free} are free; it keeps what \
          it has: give it fewer loadBalancerSourceRanges"
@@ -356,7 +357,7 @@ impl Condition {
         matches!(self, Self::ProbesWithoutHeader { .. })
     }
 
-    /// The reason of the Kubernetes Event about the condition; `None` if it is not about an annotation.
+    /// The reason of the Kubernetes Event about the condition; `None` if the condition is not about an annotation.
     pub const fn annotation_event(&self) -> Option<&'static str> {
         match self {
             Self::BadAnnotation { .. } => Some("AnnotationInvalid"),

@@ -1,4 +1,4 @@
-//! Makes elements of maps from a desired service port, its id and its slots.
+//! Creates elements of maps from a desired service port, its id and its slots.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -55,7 +55,7 @@ pub(crate) fn count(backends: &[Backend]) -> u32 {
     u32::try_from(backends.len()).unwrap_or(u32::MAX)
 }
 
-/// The source ranges of a port, for the frontends that admit only clients in these.
+/// The source ranges of a port, only of the families in which some frontend admits only clients in these ranges.
 pub(crate) fn source_ranges(id: u32, port: &Port) -> impl Iterator<Item = SourceRangeKey> {
     let ranges = port.source_ranges.iter().filter(|range| port.checks_sources(Family::of(range.addr())));
     ranges.map(move |range| SourceRangeKey::new(id, Address::from(range.addr()), range.prefix_len()))
@@ -88,8 +88,9 @@ pub(crate) fn frontends_of_ports(ports: &[Port]) -> impl Iterator<Item = (IpAddr
 
 /// The flags of the virtual addresses of a Service with these frontends: each address once, in ascending order. An
 /// address of the node itself gets no flags, so that the programs pass a packet to the node's stack if no Service has
-/// the packet's destination port. The `foreign` addresses, which another proxy serves, get no flags either: the programs
-/// leave packets to them untouched. Without an entry, they would drop these as packets to an unassigned cluster IP.
+/// the packet's destination port. The `foreign` addresses, which another proxy serves, get no flags either: the
+/// programs leave packets to them untouched. Without an entry for such an address, the programs would drop the packets
+/// as packets to an unassigned cluster IP.
 pub(crate) fn vips_of(
     frontends: impl Iterator<Item = (IpAddr, FrontendKind)>,
     foreign: impl Iterator<Item = IpAddr>,

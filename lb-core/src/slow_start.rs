@@ -1,7 +1,7 @@
 //! Slow start: an endpoint that has become usable gets a growing share of the new flows.
 //!
 //! The weight of a warming endpoint grows in steps from 1 to 100 percent of the weight that the Service sets for it.
-//! Every node counts by its own clock.
+//! Every node measures the time by its own clock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -33,8 +33,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// Stores a change. An object that equals the stored one makes no Service dirty. To save memory, an endpoint shares
-    /// the labels that `known` has for its address, if they equal its own.
+    /// Stores a change. An object that equals the stored one makes no Service dirty. To save memory, a stored endpoint
+    /// shares the labels that `known` has for the endpoint's address, if they equal the endpoint's own labels.
     pub fn apply(&mut self, change: Change, known: &Labels) {
         match change {
             Change::Service(name, service) => self.apply_service(name, service),

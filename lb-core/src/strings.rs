@@ -51,8 +51,8 @@ impl Strings {
         slice.endpoints.iter_mut().for_each(|endpoint| self.endpoint(endpoint));
     }
 
-    /// Shares the strings of an endpoint, except for the pod's name: no other endpoint has the same, so a shared copy
-    /// would only cost memory.
+    /// Shares the strings of an endpoint, except for the pod's name: no other endpoint has the same pod name, so an
+    /// entry in the set would only cost memory.
     fn endpoint(&mut self, endpoint: &mut Endpoint) {
         endpoint.node = endpoint.node.as_ref().map(|node| self.intern(node));
         endpoint.zone = endpoint.zone.as_ref().map(|zone| self.intern(zone));

@@ -1,12 +1,12 @@
 //! Sums of flows, packets and bytes of service ports and backends, from the counters of the flow entries.
 //!
-//! The agent walks through the entries periodically and passes each of them to the ledger, which adds what the entry
-//! has counted since the previous walk to the sums of its backend, so sums only grow. An entry normally stays for at
-//! least ten seconds after its flow has ended, and an entry that a new flow reuses keeps counting. So if walks are less
-//! than ten seconds apart, the sums miss only the last counts of entries that are deleted sooner: those of a closed
-//! connection whose masquerade port is taken, those of flows that the agent deletes before they expire (for example UDP
-//! flows to a removed backend, and connections that it ends by the timeouts of their Service), and those that a program
-//! evicts.
+//! The agent walks through the entries periodically and passes each entry to the ledger. The ledger takes what the
+//! entry has counted since the previous walk, and adds it to the sums of the entry's backend, so sums only grow. An
+//! entry normally stays for at least ten seconds after its flow has ended, and an entry that a new flow reuses keeps
+//! counting. So if walks are less than ten seconds apart, the sums miss only the last counts of entries that are
+//! deleted sooner: entries of a closed connection whose masquerade port another connection takes, entries of flows that
+//! the agent deletes before they expire (for example UDP flows to a removed backend, and connections that the agent
+//! ends by the timeouts of their Service), and entries that a program evicts.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -21,8 +21,8 @@ use lb_common::{
 
 use crate::active_flow_slots::ServiceEndpoint;
 
-/// The sums of a backend expire after this number of walks that found neither an entry nor a socket counter of it: an
-/// hour, if walks are five seconds apart.
+/// The sums of a backend expire after this number of walks that found neither an entry nor a socket counter of the
+/// backend: after an hour, if walks are five seconds apart.
 const SILENCE: u32 = 720;
 
 /// Packets and bytes of one direction.
@@ -88,7 +88,7 @@ impl Sub for Traffic {
 /// The traffic of one backend of a service port, or of all its backends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Traffic since the ledger's first walk; of a backend whose sums have expired, since it appeared again.
+    /// Traffic since the ledger's first walk; for a backend whose sums have expired, since the backend appeared again.
     pub total: Traffic,
     /// Number of flows that were not over at the last walk.
     pub active: u64,
@@ -138,9 +138,9 @@ impl<S: BuildHasher> Ledger<S> {
         self.backends.values_mut().for_each(|backend| backend.tally.active = 0);
     }
 
-    /// Adds what an entry of a client's flow has counted since the last walk, and the flow to those that are active.
-    /// Ignores the second flow of a masqueraded connection, and connections of the node. `reverse` is the entry of the
-    /// opposite direction, if there is one. A walk may pass an entry twice.
+    /// Adds to the sums what an entry of a client's flow has counted since the last walk, and counts the flow as active
+    /// unless the flow is over. Ignores the second flow of a masqueraded connection, and connections of the node.
+    /// `reverse` is the entry of the opposite direction, if there is one. A walk may pass an entry twice.
     pub fn note(&mut self, key: &Tuple, flow: &Flow, reverse: Option<&Flow>) {
         if !flow.is_of_client() {
             return;
@@ -158,8 +158,9 @@ impl<S: BuildHasher> Ledger<S> {
         }
     }
 
-    /// Adds the connections that the socket hooks have translated, which have no flow table entries: those that have
-    /// begun since the last walk, and those that have not ended. Must be called once in each walk.
+    /// Takes the connections that the socket hooks have translated, which have no flow table entries: adds those that
+    /// have begun since the last walk to the sums, and counts those that have not ended as active flows. Must be called
+    /// once in each walk.
     pub fn note_sockets(&mut self, counts: &BTreeMap<SocketCounter, SocketCounts>) {
         for (counter, counts) in counts {
             let backend = self.backends.entry(counter.into()).or_default();

@@ -9,8 +9,8 @@
 //! Pinned maps, programs and links work without the agent. A new agent reuses the maps after checking their shape, and
 //! replaces the programs on each device in one step.
 //!
-//! Each folder imports only from those below it, with two exceptions: the options in `bpf` contain devices of `net`,
-//! and the cleanup in `attach` uses the filter of `state`.
+//! Each folder imports only from folders on lower lines of this list, with two exceptions: the options in `bpf` contain
+//! devices of `net`, and the cleanup in `attach` uses the filter of `state`.
 //!
 //! ```text
 //! datapath   the data plane opened for writing         inspect   read access for commands, without a lock

@@ -98,7 +98,7 @@ mod baselines {
     /// Parses the packet; returns it and the key of its flow.
     #[inline(always)]
     fn parse(start: usize, end: usize) -> Option<(Bytes, BaselineFlow)> {
-        // SAFETY: no load or store goes beyond byte 54, the end of a TCP header, which is longer than UDP's.
+        // SAFETY: no load or store goes beyond byte 54, the end of a TCP header; a UDP header is shorter.
         let packet = unsafe { Bytes::of_packet(start, end, 54)? };
         let protocol = packet.load_8::<23>();
         let fragment = packet.load_16::<20>() & 0x3fff_u16.to_be();

@@ -17,7 +17,7 @@ pub mod bytes;
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub struct Template {
-    /// The first bytes of the frame. The input of the test run supplies the others.
+    /// The first bytes of the frame. The input of the test run supplies the other bytes.
     pub bytes: [u8; 80],
     /// 1 for IPv6, 0 for IPv4.
     pub is_v6: u32,
@@ -38,9 +38,9 @@ pub struct Template {
 /// The number of flows that [`Variation`] can distinguish.
 pub const MAX_FLOWS: u32 = 1 << 23;
 
-/// Bytes that `restore` writes for IPv4: Ethernet, IP and TCP header. (UDP's header is shorter.)
+/// Number of bytes that `restore` writes for IPv4: Ethernet, IP and TCP header. (UDP's header is shorter.)
 pub const RESTORED_V4: usize = 14 + 20 + 20;
-/// Bytes that `restore` writes for IPv6.
+/// Number of bytes that `restore` writes for IPv6.
 pub const RESTORED_V6: usize = 14 + 40 + 20;
 
 /// How the packets of one flow differ from the template: bits to flip in little-endian words. Each flip from 0 to 1
@@ -58,7 +58,7 @@ pub struct Variation {
 }
 
 impl Variation {
-    /// The variation of a flow, given its number, which is below [`MAX_FLOWS`].
+    /// The variation of the flow with the number `flow`, which is below [`MAX_FLOWS`].
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "8 and 15 bits")]
     pub const fn of(flow: u32) -> Self {

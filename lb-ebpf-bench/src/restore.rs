@@ -1,5 +1,5 @@
 //! Gives every repetition of a test run a fresh packet: writes the headers of the next flow, then tail-calls the
-//! measured program. To find the overhead, the benchmark measures a program that returns at once in the same way.
+//! measured program. To find the overhead, the benchmark measures in the same way a program that returns at once.
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![cfg_attr(target_arch = "bpf", no_main)]
 
@@ -52,8 +52,8 @@ mod programs {
     #[inline(always)]
     fn restore(start: usize, end: usize) -> Option<()> {
         let template = &raw const TEMPLATE;
-        // SAFETY: the fields are never written while the program is loaded. `read_volatile`, because the compiler takes
-        // them for constants.
+        // SAFETY: the fields are never written while the program is loaded. The program uses `read_volatile`, because
+        // the compiler would otherwise take the fields for constants.
         let (is_v6, is_reply, mask, first, is_mixed) = unsafe {
             (
                 (&raw const (*template).is_v6).read_volatile() != 0,

@@ -5,7 +5,7 @@ use network_types::ip::{Ipv4Hdr, Ipv6Hdr};
 
 use crate::parse::frame::lengths;
 
-/// Bytes of an IPv4 header without options.
+/// Size of an IPv4 header without options, in bytes.
 const IPV4_HEADER: u16 = 20;
 const _: () = assert!(IPV4_HEADER as u32 == lengths::IPV4);
 

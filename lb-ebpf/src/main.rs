@@ -1,7 +1,7 @@
-//! The BPF object, and its entry points for packets (`sockets` has those for system calls). Each entry point except
-//! `tc_announce` maps the outcome of a packet to the verdict of its hook, and counts the outcome. XDP does not count
-//! packets that it passes on, because tc counts them. `datapath` decides about packets, `sockets` about system calls;
-//! the library in the same crate computes everything that needs no kernel.
+//! The BPF object, and its entry points for packets (`sockets` has the entry points for system calls). Each entry point
+//! except `tc_announce` maps the outcome of a packet to the verdict of its hook, and counts the outcome. XDP does not
+//! count packets that it passes on, because tc counts them. `datapath` decides about packets, `sockets` about system
+//! calls; the library in the same crate computes everything that needs no kernel.
 #![cfg_attr(target_arch = "bpf", no_std)]
 #![cfg_attr(target_arch = "bpf", no_main)]
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
@@ -128,8 +128,8 @@ mod programs {
     }
 
     /// As `xdp_native`, for devices where the kernel runs XDP on skbs. The program does not declare support for frames
-    /// in several buffers (`frags`): if it did, Linux up to at least 6.18 would give tc a copy of the packet whose
-    /// `mac_len` is 0 (`skb_pp_cow_data`).
+    /// in several buffers (`frags`): if it did, Linux up to at least 6.18 would give tc a copy of the packet with a
+    /// `mac_len` of 0 (`skb_pp_cow_data`).
     #[xdp]
     fn xdp_generic(ctx: XdpContext) -> u32 {
         run_xdp(ctx)
@@ -154,8 +154,8 @@ mod programs {
         }
     }
 
-    /// The licence of the BPF object. Some helpers of the kernel need one that is compatible with the GPL, as `Dual MIT/GPL`
-    /// is. (The sources are under MIT or Apache-2.0.)
+    /// The licence of the BPF object. The kernel lets a program call some helpers only if the program's licence is
+    /// compatible with the GPL, as `Dual MIT/GPL` is. (The sources are under MIT or Apache-2.0.)
     #[unsafe(link_section = "license")]
     #[unsafe(no_mangle)]
     static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

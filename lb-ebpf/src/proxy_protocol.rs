@@ -18,17 +18,17 @@ const VERSION_AND_COMMAND: u8 = 0x21;
 const TCP4: u8 = 0x11;
 /// The family and protocol of a connection with IPv6 addresses: TCP over IPv6.
 const TCP6: u8 = 0x21;
-/// Bytes before the addresses.
+/// Number of bytes before the addresses.
 const START: u32 = 16;
 
-/// Bytes of a header with IPv4 addresses.
+/// Length in bytes of a header with IPv4 addresses.
 pub const LENGTH_V4: u32 = START + 12;
-/// Bytes of a header with IPv6 addresses: the longest one.
+/// Length in bytes of a header with IPv6 addresses, the longest one.
 pub const LENGTH_V6: u32 = START + 36;
 /// [`LENGTH_V6`] as the size of an array.
 pub const LONGEST: usize = LENGTH_V6 as usize;
 
-/// Bytes of the header of a connection whose client has an address of this family.
+/// Length in bytes of the header of a connection whose client has an address of this family.
 #[inline(always)]
 pub const fn length(is_v4: bool) -> u32 {
     if is_v4 { LENGTH_V4 } else { LENGTH_V6 }
@@ -59,7 +59,7 @@ pub fn write(header: &mut [u8; LONGEST], tuple: &Tuple) {
     }
 }
 
-/// Bytes of the longest TCP header.
+/// Length in bytes of the longest TCP header.
 pub const TCP_LONGEST: u32 = 60;
 
 /// A TCP header with its options; the bytes after its end are 0. The array is longer than any header: programs mask
@@ -98,22 +98,22 @@ pub enum HeaderChange {
     ShiftSeq = 0,
     /// Subtracts the number from the acknowledgement number, and from the edges of selective acknowledgements.
     ShiftAck = 1,
-    /// Makes the number the acknowledgement number, and removes selective acknowledgements.
+    /// Replaces the acknowledgement number by the given number, and removes selective acknowledgements.
     SetAck = 2,
     /// Subtracts the number from the window of a SYN-ACK. The window of a segment with SYN is never scaled (RFC 7323
     /// §2.2).
     NarrowWindow = 3,
     /// Removes TCP Fast Open from a SYN: data in a SYN would come before the PROXY protocol header.
     RemoveFastOpen = 4,
-    /// Turns the TCP header into that of a segment whose payload is the PROXY protocol header: with PSH, without FIN
-    /// and urgent data.
+    /// Turns the TCP header into the header of a segment that carries the PROXY protocol header: sets PSH, and clears
+    /// FIN, URG and the urgent pointer.
     Carry = 5,
     /// Leaves the header as it is.
     Nothing = 6,
 }
 
-/// Applies the [`HeaderChange`] with this value to the fixed part of a header; [`Options`] applies it to the options. (A BPF
-/// subprogram takes no enum: the verifier knows only that the argument is a number.)
+/// Applies the [`HeaderChange`] with this value to the fixed part of a header; [`Options`] applies it to the options.
+/// (A BPF subprogram takes no enum: the verifier knows only that the argument is a number.)
 #[inline(always)]
 pub fn change(header: &mut TcpBytes, change: u32, by: u32) {
     if change == HeaderChange::ShiftSeq as u32 {
@@ -152,15 +152,15 @@ pub fn clear_checksum(header: &mut TcpBytes) {
     header[CHECKSUM..CHECKSUM + 2].fill(0);
 }
 
-/// Applies a [`HeaderChange`] to the options of a header, step by step, so that a program can make the steps in a `bpf_loop`.
-/// Each step handles an option, or a byte of the option that is removed.
+/// Applies a [`HeaderChange`] to the options of a header, step by step, so that a program can make the steps in a
+/// `bpf_loop`. Each step handles an option, or a byte of the option that is removed.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Offset of the next option, or of the next byte to overwrite.
     at: u32,
     /// Offset of the end of the header.
     end: u32,
-    /// Bytes that are still to be overwritten with No-Operations; 0 while the option is not found.
+    /// Number of bytes that are still to be overwritten with No-Operations; 0 while the option is not found.
     left: u32,
     /// The kind of the option to find; [`END`] if there is none.
     kind: u32,
@@ -228,7 +228,7 @@ const MOST_BLOCKS: u32 = 4;
 /// Subtracts from both edges of each selective acknowledgement in the option of `size` bytes at `start`.
 ///
 /// A block that reports a retransmitted PROXY protocol header (RFC 2883) then names bytes before the client's first
-/// one; the client ignores such a block.
+/// byte; the client ignores such a block.
 #[inline(always)]
 fn shift_blocks(header: &mut TcpBytes, start: u32, size: u32, by: u32) {
     for block in 0..MOST_BLOCKS {

@@ -10,12 +10,13 @@ use crate::parse::frame::{TcpHeader, lengths};
 /// The most bytes of the offending packet that an ICMP error quotes. The quote is the network header and 8 bytes (RFC
 /// 792). 120 bytes are enough for any IPv4 header, and for an IPv6 header with a few extension headers.
 pub const QUOTE: u32 = 120;
-/// Bytes of the shortest quote: an IPv4 header without options and 8 bytes.
+/// Length in bytes of the shortest quote: an IPv4 header without options, and 8 bytes.
 pub const SHORTEST_QUOTE: u32 = 28;
-/// Bytes of the largest ICMP error that the programs build, without its network header.
+/// Size in bytes of the largest ICMP error that the programs build, without its network header.
 pub const MESSAGE: usize = (lengths::ICMP + QUOTE) as usize;
 
-/// The TCP header of the RST that answers `segment` (RFC 9293 §3.10.7.1), checksum still 0; `tuple` is that of the RST.
+/// The TCP header of the RST that answers `segment` (RFC 9293 §3.10.7.1), checksum still 0; `tuple` is the tuple of the
+/// RST.
 #[inline(always)]
 pub fn reset(tuple: &Tuple, segment: &Segment) -> TcpHeader {
     let (seq, ack, flags) = if segment.flags & tcp_flags::ACK != 0 {

@@ -38,9 +38,10 @@ impl FrameMut for [u8] {
     }
 }
 
-/// Whether the checksum of a TCP or UDP packet, of `length` bytes from its network header on, is still to be computed:
-/// senders on the same machine leave that to the device. The only sign in the frame is the checksum field, which then
-/// holds the sum over the pseudo header. (One in 65,536 valid checksums has the same value by accident.)
+/// Whether the checksum of a TCP or UDP packet is still to be computed: senders on the same machine leave the
+/// computation to the device. The only sign in the frame is the checksum field, which then holds the sum over the
+/// pseudo header. (One in 65,536 valid checksums has the same value by accident.) `length` is the size of the packet in
+/// bytes, from its network header on.
 ///
 /// # Errors
 ///
@@ -73,7 +74,7 @@ pub fn transport<F: FrameMut + ?Sized>(frame: &mut F, packet: &Packet, flow: &Fl
     }
     let header: &mut UdpHdr = frame.header_mut(l4)?;
     set_ports(&mut header.src, &mut header.dst, &flow.to);
-    // A UDP checksum of 0 means none and stays 0; a computed 0 is written as 0xffff (RFC 768).
+    // A UDP checksum of 0 means "no checksum" and stays 0; a computed 0 is written as 0xffff (RFC 768).
     let before = half_word(&header.check);
     if before != 0 {
         let after = updated(before, flow.address_delta, flow.port_delta);
@@ -110,8 +111,8 @@ pub fn unfinished_transport<F: FrameMut + ?Sized>(
     } else {
         let header: &mut UdpHdr = frame.header_mut(l4)?;
         set_ports(&mut header.src, &mut header.dst, &flow.to);
-        // A checksum of 0 means none and stays 0: the device then completes the checksum of a packet inside the
-        // datagram. Otherwise the field becomes the sum over the new pseudo header. That sum is never 0, because it
+        // A checksum of 0 means "no checksum" and stays 0: the device then completes the checksum of a packet inside
+        // the datagram. Otherwise the field becomes the sum over the new pseudo header. That sum is never 0, because it
         // contains the protocol.
         if half_word(&header.check) != 0 {
             let sum = sum(&header.check);
@@ -151,7 +152,7 @@ pub fn network<F: FrameMut + ?Sized>(
     Ok(())
 }
 
-/// Subtracts 1 from the hop limit, which must be at least 2, of the packet whose network header is at `l3`.
+/// Subtracts 1 from the hop limit of the packet whose network header is at `l3`. The hop limit must be at least 2.
 ///
 /// # Errors
 ///
@@ -176,7 +177,7 @@ fn fewer(hops: u8) -> u16 {
     Sum::ZERO.sub_word((u16::from(hops) << 8).to_be()).fold()
 }
 
-/// The new value of `checksum` after `one` and `other` are added to the sum of which it is the complement (RFC 1624).
+/// The new value of `checksum`, the complement of a sum, after `one` and `other` are added to that sum (RFC 1624).
 #[inline(always)]
 fn updated(checksum: u16, one: u16, other: u16) -> u16 {
     !Sum::ZERO.add_word(!checksum).add_word(one).add_word(other).fold()

@@ -49,7 +49,7 @@ impl<W: Write> Archive<W> {
     ///
     /// # Errors
     ///
-    /// Those of the writer.
+    /// Errors of the writer.
     pub fn add(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let mut header = Header::new_gnu();
         header.set_size(bytes.len() as u64);
@@ -62,7 +62,7 @@ impl<W: Write> Archive<W> {
     ///
     /// # Errors
     ///
-    /// Those of the writer.
+    /// Errors of the writer.
     pub fn finish(self) -> io::Result<W> {
         self.builder.into_inner()
     }

@@ -25,7 +25,7 @@ pub const NOTHING: &str = "-";
 const NARROWEST: u16 = 40;
 
 /// A table without borders, as `kubectl` prints them. On a terminal of at least [`NARROWEST`] columns, long cells wrap
-/// to its width; otherwise each row is one line.
+/// so that the table fits the terminal; otherwise each row is one line.
 pub fn table(heads: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);

@@ -1,5 +1,5 @@
-//! Who may see the pages: if the server has a token, users who have it; if it has none, which is possible only on
-//! loopback, every process of the node.
+//! Who may see the pages: if the server has a token, users who have that token; if the server has no token, which is
+//! possible only on loopback, every process of the node.
 //!
 //! A page from the Internet must not read our pages through the user's browser. The browser keeps other origins from
 //! reading our answers, except when the owner of a domain name makes it resolve to 127.0.0.1 (DNS rebinding). So
@@ -148,7 +148,8 @@ impl Access {
         }
     }
 
-    /// The header `Set-Cookie` for a user who typed this text; `None` if it is not the token, or the server has none.
+    /// The header `Set-Cookie` for a user who typed this text; `None` if the text is not the token, or the server has
+    /// no token.
     pub(crate) fn log_in(&self, typed: &str) -> Option<String> {
         let Self::Token(token) = self else { return None };
         let session = token.is(typed).then(|| token.session())?;

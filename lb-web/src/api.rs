@@ -94,7 +94,8 @@ async fn blocking<T: Send + 'static>(
     result.unwrap_or_else(|error| Err(anyhow::Error::new(error).context("this request failed").into()))
 }
 
-/// As [`blocking`], for `work` that reads all connections; waits until fewer than [`WALKS`](crate::WALKS) others run.
+/// As [`blocking`], for `work` that reads all connections; waits until fewer than [`WALKS`](crate::WALKS) other
+/// requests do such work.
 async fn walking<S: Source, T: Send + 'static>(
     web: Arc<Web<S>>,
     work: impl FnOnce(&Web<S>) -> Result<T, Refusal> + Send + 'static,
@@ -177,7 +178,8 @@ async fn export<S: Source>(
     Ok((headers, text).into_response())
 }
 
-/// A table in the format of RFC 4180. Values are addresses, numbers and names of Kubernetes objects: none needs quotes.
+/// A table in the format of RFC 4180. Values are addresses, numbers and names of Kubernetes objects, so no value needs
+/// quotes.
 fn csv(connections: &[Value]) -> String {
     let mut text = COLUMNS.join(",") + "\r\n";
     for connection in connections {

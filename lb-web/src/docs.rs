@@ -129,7 +129,7 @@ fn target(link: &str) -> Option<String> {
     Some(format!("/docs/{name}{anchor}"))
 }
 
-/// Gives each heading the anchor that GitHub gives it; returns all of them.
+/// Gives each heading the anchor that GitHub gives it; returns all anchors.
 fn add_heading_anchors(events: &mut [Event<'_>]) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     for at in 0..events.len() {

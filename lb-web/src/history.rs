@@ -13,7 +13,7 @@ use crate::source::Fill;
 
 /// Time between two points; longer if a reading takes longer.
 pub(crate) const STEP: Duration = Duration::from_secs(2);
-/// Maximum number of points: those of fifteen minutes.
+/// Maximum number of points, which covers fifteen minutes.
 pub(crate) const POINTS: usize = 450;
 
 /// A ring of points.
@@ -76,8 +76,8 @@ impl History {
         self.points.push_back(point);
     }
 
-    /// The points as lines to draw. An outcome that drops or rejects packets has a line only if a point has such
-    /// packets.
+    /// The points as lines to draw. An outcome that drops or rejects packets has a line only if at least one point has
+    /// packets with this outcome.
     pub(crate) fn plots(&self) -> Plots {
         let sum = |of: fn(Outcome) -> bool| -> Vec<Option<f64>> {
             let chosen = |rates: &[f64; Outcome::COUNT]| {
@@ -132,7 +132,7 @@ pub(crate) struct Plots {
     points: usize,
     /// The moments of the plot, in seconds since 1970.
     times: Vec<u64>,
-    /// Packets per second that were neither left untouched nor dropped or rejected: for example those of flows to
+    /// Packets per second that were neither left untouched nor dropped or rejected: for example packets of flows to
     /// Services, echo requests to virtual addresses, and connections of the node whose source port was replaced.
     translated: Vec<Option<f64>>,
     /// Packets per second that the programs left as they were, for example because they belong to no Service.
@@ -142,7 +142,7 @@ pub(crate) struct Plots {
     new_flows: Vec<Option<f64>>,
     /// Packets per second that were dropped or rejected, by outcome.
     refused: BTreeMap<&'static str, Vec<Option<f64>>>,
-    /// Fill of each map in percent of its capacity. The lines are those of the maps in the newest point.
+    /// Fill of each map in percent of its capacity. There is a line for each map in the newest point.
     fill: BTreeMap<&'static str, Vec<Option<f64>>>,
 }
 
@@ -151,8 +151,8 @@ fn is_refused(outcome: Outcome) -> bool {
     matches!(outcome, Outcome::RejectTcp | Outcome::RejectUdp) || outcome.verdict() == Verdict::Drop
 }
 
-/// Whether the program does not change packets of the outcome. This includes held fragments, which enter the node again
-/// later and then count again.
+/// Whether the programs leave packets with this outcome unchanged. This includes held fragments, which enter the node
+/// again later and then count again.
 fn is_untouched(outcome: Outcome) -> bool {
     matches!(
         outcome,

@@ -96,7 +96,7 @@ pub fn router<S: Source>(source: S, access: Access) -> Router {
         .with_state(web)
 }
 
-/// Refuses requests that the access does not admit, and adds the headers to every response. The page of the login, with
+/// Refuses requests that the access does not admit, and adds [`HEADERS`] to every response. The page of the login, with
 /// its files, needs no login.
 async fn guard<S: Source>(State(web): State<Arc<Web<S>>>, request: Request, next: Next) -> Response {
     let path = request.uri().path();

@@ -61,7 +61,7 @@ pub(crate) struct Message<E> {
     #[serde(serialize_with = "shared")]
     events: Vec<Arc<E>>,
     /// Number of events that this browser does not get: too many for this message, for the queue, or for the kernel's
-    /// buffer. The latter two also count events that the filter rejects.
+    /// buffer. Events that the queue or the kernel's buffer loses count even if the filter would reject them.
     skipped: u64,
     /// Why no more events follow.
     failure: Option<String>,
@@ -124,7 +124,8 @@ fn read<E>(
             Err(error) => send(sender, Heard::Failed(format!("{error:#}"))),
         }
         *slot = None;
-        // Only one reader may exist. So this one ends before `slot` is unlocked: `listen` may then create the next one.
+        // Only one reader may exist. So this reader ends before `slot` is unlocked: `listen` may then create the next
+        // reader.
         drop(reader);
         return;
     }

@@ -94,7 +94,7 @@ impl<S: Source> Sampler<S> {
         }
     }
 
-    /// Reads the Services if a browser has requested them recently; otherwise drops those read before.
+    /// Reads the Services if a browser has requested them recently; otherwise drops the Services that were read before.
     fn follow(&self) {
         let mut followed = lock(&self.services);
         if followed.wanted.is_some_and(|wanted| wanted.elapsed() < ATTENTION) {

@@ -103,7 +103,8 @@ pub(crate) enum Column {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Wanted {
-    /// Text that `namespace/name:port`, the name of the port, or a frontend contains, regardless of capitals.
+    /// The search text. A service port is found if `namespace/name:port`, the name of the port, or a frontend contains
+    /// this text, regardless of capitals.
     q: String,
     sort: Column,
     /// Whether the order of the column is reversed.
@@ -123,8 +124,8 @@ pub(crate) struct Page<'a> {
     unready: usize,
     /// How many of all service ports have endpoints that fail their health check.
     unhealthy: usize,
-    /// Whether there are at least two readings. Before the second one, all rates are 0; so are those of a service port
-    /// that only the last reading has.
+    /// Whether there are at least two readings. Before the second reading, all rates are 0; so are the rates of a
+    /// service port that only the last reading has.
     rated: bool,
     rows: Vec<Row<'a>>,
 }
@@ -151,7 +152,7 @@ struct Row<'a> {
 }
 
 impl Services {
-    /// Replaces the service ports by a reading that was taken `elapsed` after the one before.
+    /// Replaces the service ports by a reading that was taken `elapsed` after the previous reading.
     pub(crate) fn update(&mut self, ports: Vec<ServicePort>, elapsed: Duration) {
         let mut before = std::mem::take(&mut self.ports);
         self.readings += 1;

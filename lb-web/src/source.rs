@@ -9,13 +9,13 @@ use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
 
-/// The parameters of a request, by name: the flags of the `lb-agent` command that answers the same question.
+/// The parameters of a request, by name: the flags of the `lb-agent` command that gives the same answer.
 pub type Query = BTreeMap<String, String>;
 
-/// Why a question has no answer.
+/// Why a request has no answer.
 #[derive(Debug, Error)]
 pub enum SourceError {
-    /// The question is malformed; the text says what to change.
+    /// The request is malformed; the text says what to change.
     #[error("{0}")]
     Question(String),
     /// The data plane cannot be read.
@@ -96,8 +96,8 @@ pub trait ServiceReader: Send {
 
 /// Reads the events of the programs as they happen.
 pub trait EventReader<E>: Send {
-    /// Waits for events for `patience` at most. Returns those that have arrived, oldest first, and how many were lost
-    /// because they came faster than they were read.
+    /// Waits for events for `patience` at most. Returns the events that have arrived, oldest first, and the number of
+    /// events that were lost because they came faster than the reader read them.
     ///
     /// # Errors
     /// The data plane cannot be read.
@@ -137,8 +137,9 @@ pub struct ServicePort {
     /// Backends whose endpoint terminates but still serves. They get new connections only while no endpoint that the
     /// traffic policy allows is ready.
     pub terminating: usize,
-    /// Unhealthy targets (endpoints with the probed port) of this port in the Service's health check, as far as the
-    /// targets of its ports can be told apart; 0 if the check does not cover this port, or no agent runs.
+    /// Number of unhealthy targets (endpoints with the probed port) in the Service's health check. If the check names
+    /// no port to probe, a target counts unless only backends of the Service's other ports have the port of the target.
+    /// 0 if the check does not cover this port, or no agent runs.
     pub unhealthy: usize,
     /// Traffic by backend, of backends that had a flow recently.
     pub traffic: BTreeMap<SocketAddr, Tally>,
@@ -150,7 +151,7 @@ pub struct ServicePort {
 pub struct ServicePorts {
     /// The ports, as `lb-agent service show -o json` prints them.
     pub ports: Vec<Value>,
-    /// Whether an agent answers. Without one, results of health checks and announcing nodes are unknown.
+    /// Whether an agent answers. Otherwise the results of health checks and the announcing nodes are unknown.
     pub agent_answers: bool,
 }
 
@@ -191,7 +192,7 @@ pub enum Severity {
 pub struct Connections {
     /// How many connections meet the conditions; `shown` may have fewer.
     pub matched: usize,
-    /// At most `limit` of them, as `lb-agent conntrack list -o json` prints them: those that the walk of the flow table
-    /// finds first, sorted by client.
+    /// At most `limit` of the matched connections, as `lb-agent conntrack list -o json` prints them: the connections
+    /// that the walk of the flow table finds first, sorted by client.
     pub shown: Vec<Value>,
 }

@@ -32,7 +32,7 @@ pub fn binary() -> PathBuf {
 }
 
 /// Path of an agent whose maps have another layout: `$LB_NEXT_AGENT`, else `next-layout/lb-agent` in Cargo's target
-/// folder, to which `cargo xtask test` copies it.
+/// folder. `cargo xtask test` copies this agent there.
 pub fn next_binary() -> PathBuf {
     binary_at("LB_NEXT_AGENT", "next-layout/lb-agent")
 }
@@ -112,7 +112,7 @@ impl Agent {
             command.arg("--cgroup").arg(cgroup);
         }
         command.args(&settings.arguments);
-        // In its own process group, so that Ctrl-C reaches only the test program, which then cleans up.
+        // The agent gets its own process group, so that Ctrl-C reaches only the test program, which then cleans up.
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
         let (child, cleanup) =
             Cleanup::spawn(&mut command).with_context(|| format!("starting {}", binary.display()))?;
@@ -254,7 +254,7 @@ fn ask_by(binary: &Path, netns: &Netns, bpffs: &Path, arguments: &[&str]) -> Res
     run(&mut command)
 }
 
-/// Runs a command to its end. A non-zero exit is an error that quotes its standard error.
+/// Runs a command to its end. A non-zero exit is an error that quotes the command's standard error.
 pub fn run(command: &mut Command) -> Result<Output> {
     let output = command.output().with_context(|| format!("running {command:?}"))?;
     let reason = String::from_utf8_lossy(&output.stderr);

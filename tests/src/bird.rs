@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use crate::{daemon::Daemon, netns::Netns};
 
-/// Starts BIRD in a namespace. Its files are in `folder`: `NAME.conf`, which must exist, `NAME.ctl` (its socket),
-/// `NAME.pid`, and `NAME.log`.
+/// Starts BIRD in a namespace. BIRD's files are in `folder`: `NAME.conf`, which must exist, `NAME.ctl` (the control
+/// socket), `NAME.pid`, and `NAME.log`.
 ///
 /// # Errors
 /// BIRD cannot be started.
@@ -18,7 +18,8 @@ pub fn start(netns: &Netns, folder: &Path, name: &str) -> Result<Daemon> {
     Daemon::start_with_log(&mut command, &path("log"))
 }
 
-/// The configuration of a router that learns routes from nodes, and spreads packets over nodes with equal routes.
+/// The configuration of a router that learns routes from nodes. The router spreads packets over the nodes that announce
+/// the same destination.
 #[derive(Clone, Copy, Debug)]
 pub struct Router<'a> {
     /// The router's addresses in the network of the nodes, IPv4 first.

@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 use crate::{cleanup::Cleanup, netns::Netns, wait_for};
 
 /// Name and version of the npm package (axe-core) that finds accessibility problems of a page. `cargo xtask setup`
-/// unpacks it in its cache.
+/// unpacks this package in the cache of xtask.
 pub const AXE: &str = "axe-core-4.14.1";
 
 /// Address of chromedriver in the browser's namespace.
 const DRIVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9515);
-/// Timeout of one command of chromedriver, and of its start. (Beside two busy loops, a script that waits for 240 frames
-/// takes more than two minutes.)
+/// Timeout of one command of chromedriver, and of its start. (While two busy loops run on the machine, a script that
+/// waits for 240 frames takes more than two minutes.)
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Arguments of the browser, which make it show only the pages of the tests and send no requests of its own.
 const ARGUMENTS: [&str; 12] = [

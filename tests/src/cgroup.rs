@@ -1,5 +1,5 @@
 //! Control groups, to which the agent attaches its socket hooks. Each node of a test has its own group, for its
-//! processes and those of its pods, so that the hooks of one node do not run for sockets of another.
+//! processes and those of its pods, so that the hooks of one node do not run for sockets of another node.
 //!
 //! The groups are *threaded* (cgroups(7)): the threads of a test move between them one by one, as they move between
 //! network namespaces. A socket permanently belongs to the group of the thread that created it.
@@ -20,7 +20,7 @@ use crate::cleanup::{Cleanup, Resource};
 const ATTEMPTS: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A cgroup below that of this process. Clones share it; dropping the last one removes it.
+/// A cgroup below the cgroup of this process. Clones share it; dropping the last clone removes it.
 #[derive(Clone, Debug)]
 pub struct Cgroup {
     path: Arc<Path>,

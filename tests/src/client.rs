@@ -125,7 +125,8 @@ impl Connection {
         self.receive_answer()
     }
 
-    /// Closes the connection, and waits until the server has closed it, too: afterwards no packet of it is under way.
+    /// Closes the connection, and waits until the server has also closed it: afterwards no packet of the connection is
+    /// under way.
     pub fn close(mut self) -> io::Result<()> {
         self.stream().shutdown(Shutdown::Write)?;
         match self.reader.read(&mut [0])? {

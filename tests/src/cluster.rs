@@ -51,7 +51,7 @@ pub const OTHER_CLIENT: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::new(0xfd00, 0x203, 0, 0x113, 0, 0, 0, 2)),
 ];
 
-/// Networks of load balancers' addresses and external IPs in a cluster with [`ClientLink::Lan`].
+/// Networks of load balancer addresses and external IPs in a cluster with [`ClientLink::Lan`].
 pub const EXTERNAL: [&str; 2] = ["192.0.2.0/24", "2001:db8::/64"];
 
 /// How the machines of a cluster are connected.
@@ -158,11 +158,11 @@ pub fn serve(netns: &Netns, name: &str) -> Result<Vec<Server>> {
     Ok(vec![server::http(netns, name, HTTP_PORT)?, server::udp_echo(netns, name, UDP_PORT)?])
 }
 
-/// Starts the servers of a pod (HTTP and UDP); the UDP servers are bound to the pod's addresses. A socket that is bound
-/// to none can be missed: while another UDP socket of the machine connects, the kernel moves it to another chain of its
-/// hash table (`udp_lib_rehash` in net/ipv4/udp.c). A lookup that has just reached that socket goes on in the other
-/// chain, and the kernel answers the datagram with "port unreachable". Since Linux 6.14 it then looks again for a socket
-/// with the packet's own destination address.
+/// Starts the servers of a pod (HTTP and UDP); the UDP servers are bound to the pod's addresses. The kernel may miss a
+/// socket that is bound to no address: when another UDP socket of the machine connects, the kernel moves the connecting
+/// socket to another chain of its hash table (`udp_lib_rehash` in net/ipv4/udp.c). A lookup that has just reached the
+/// connecting socket continues in the other chain, and the kernel answers the datagram with "port unreachable". Since
+/// Linux 6.14 the kernel then looks again, but only for sockets that are bound to the packet's destination address.
 fn serve_pod(netns: &Netns, name: &str, addresses: [IpAddr; 2]) -> Result<Vec<Server>> {
     let [v4, v6] = addresses.map(|address| server::udp_echo_at(netns, name, (address, UDP_PORT).into()));
     Ok(vec![server::http(netns, name, HTTP_PORT)?, v4?, v6?])
@@ -184,7 +184,7 @@ pub struct Cluster {
     pub node2: Netns,
     /// The nodes from node3 on, which [`Self::add_node`] has added.
     more_nodes: Vec<Netns>,
-    /// pod1 and pod2 on node1, pod3 and pod4 on node2, then those added later.
+    /// pod1 and pod2 on node1, pod3 and pod4 on node2, then the pods that were added later.
     pub pods: Vec<Pod>,
     /// The folder of manifests, which the agents of all nodes read.
     pub manifests: Manifests,
@@ -251,7 +251,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Creates a cluster for a test: with unique names, a temporary folder, and a cgroup for each node. Before that, it
+    /// Creates a cluster for a test: with unique names, a temporary folder, and a cgroup for each node. Before that,
     /// removes the leftovers of killed tests, and makes signals clean up ([`cleanup::on_interrupt`]).
     pub fn for_test(wiring: impl Into<Wiring>) -> Result<Self> {
         cleanup::on_interrupt();
@@ -389,8 +389,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Connects the clients to the router, and the nodes to its bridge `lan`, where the router has the addresses
-    /// 172.18.0.254 and fd00:172:18::fe.
+    /// Connects the clients to the router, and the nodes to the router's bridge `lan`, where the router has the
+    /// addresses 172.18.0.254 and fd00:172:18::fe.
     fn connect_lan(&self) -> Result<()> {
         let (Some(router), Some(other)) = (&self.router, &self.other_client) else { return Ok(()) };
         veth((&self.client, "eth0"), (router, "eth0"))?;
@@ -614,9 +614,9 @@ fn host(name: &str) -> Result<Netns> {
     netns.sysctls(&[
         ("ipv4/icmp_ratelimit", "0"),
         ("ipv6/icmp/ratelimit", "0"),
-        // The limit on all destinations together. Its token bucket is empty at first, so if two errors are due at once,
-        // the kernel sends only one of them. Types that these masks do not name have no limit, and 255 is no type of
-        // error.
+        // Also turns off the limit on errors to all destinations together: the limits apply only to types in these
+        // masks, the first mask is empty, and 255 is no type of error. The token bucket of that limit is empty at
+        // first, so if two errors were due at once, the kernel would send only one of them.
         ("ipv4/icmp_ratemask", "0"),
         ("ipv6/icmp/ratemask", "255"),
         ("ipv4/conf/all/rp_filter", "0"),

@@ -22,8 +22,8 @@ use crate::{daemon::Daemon, netns::Netns, wait_for};
 /// How long to wait until a started program has a process.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The first container of a DaemonSet's Pods. In its file system everything is read-only except its volumes; the
-/// executables are those of this machine.
+/// The first container of a DaemonSet's Pods. In the container's file system everything is read-only except the
+/// volumes; the executables are those of this machine.
 #[derive(Clone, Debug)]
 pub struct Container {
     pod: Value,
@@ -79,9 +79,9 @@ impl Container {
         added.into_iter().map(str::to_lowercase).collect()
     }
 
-    /// Start of a command that runs the appended command in a new mount namespace with the container's mounts, and with
-    /// its capabilities. `volumes` has the folder of each volume that the node or the cluster provides, by the volume's
-    /// name; a ConfigMap that is missing there is not mounted.
+    /// Start of a command that runs the appended command in a new mount namespace, with the container's mounts and
+    /// capabilities. `volumes` has the name and the folder of each volume that the node or the cluster provides. A
+    /// ConfigMap that is missing in `volumes` is not mounted.
     ///
     /// # Errors
     /// The root file system is writable, or `volumes` lacks a folder of the node.
@@ -91,9 +91,9 @@ impl Container {
         Ok(unshare.into_iter().chain(setpriv(&self.capabilities())).collect())
     }
 
-    /// A command that runs `starter`, such as [`setpriv`], with the arguments that the caller appends. It runs in the
-    /// mounts and the working directory of the container whose first process is `pid`, as with `kubectl exec`. `netns`
-    /// is the node's.
+    /// A command that runs `starter`, such as [`setpriv`], with the arguments that the caller appends. As with `kubectl
+    /// exec`, `starter` runs in the mount namespace and the working directory of a running container. `pid` is the id
+    /// of the container's first process, and `netns` is the node's network namespace.
     pub fn exec(&self, netns: &Netns, pid: u32, starter: &[String]) -> Command {
         let dir = self.spec()["workingDir"].as_str().unwrap_or("/");
         let mut command = netns.command("nsenter");
@@ -102,14 +102,15 @@ impl Container {
         command
     }
 
-    /// A shell script that turns its mount namespace into that of the container, and then runs its arguments. (If
-    /// another test removes the folder of a mount point, the kernel unmounts it in every namespace.)
+    /// A shell script that creates the container's mounts in the mount namespace in which the script runs, and then
+    /// runs its arguments. The script tolerates mount points that disappear meanwhile: if another test removes the
+    /// folder of a mount point, the kernel removes the mount from every namespace.
     fn mounts(&self, volumes: &[(&str, PathBuf)]) -> Result<String> {
         if self.spec()["securityContext"]["readOnlyRootFilesystem"] != true {
             bail!("the root file system is writable");
         }
         let mut mounts: Vec<&Value> = self.spec()["volumeMounts"].as_array().into_iter().flatten().collect();
-        // Mounts of folders first, then those inside of these folders.
+        // The mount of a folder comes before the mounts inside of this folder.
         mounts.sort_by_key(|mount| mount["mountPath"].as_str().unwrap_or_default().split('/').count());
         let (mut points, mut filled) = (String::new(), String::new());
         for mount in mounts {
@@ -149,11 +150,11 @@ impl Container {
     }
 }
 
-/// A process with the id 1 in a PID namespace of its own, like the first process of a container. The kernel ends such a
-/// process by no signal that it does not handle, except SIGKILL. Dropping this kills the process.
+/// A process with the id 1 in a PID namespace of its own, like the first process of a container. Of the signals that
+/// such a process does not handle, only SIGKILL ends it. Dropping this kills the process.
 #[derive(Debug)]
 pub struct FirstProcess {
-    /// The program `unshare`, which ends when the process ends, with its status.
+    /// The program `unshare`, which ends when the process ends, with the status of the process.
     parent: Daemon,
     pid: Pid,
 }
@@ -190,14 +191,15 @@ impl FirstProcess {
     /// The status with which the process has ended; `None` while it runs.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The status cannot be read.
     pub fn status(&mut self) -> io::Result<Option<ExitStatus>> {
         self.parent.status()
     }
 }
 
 /// A command that mounts an empty file system over the parent folder of a mount point, so that the mount point can be
-/// created there without a trace on this machine. Empty for a mount point below `/run`, which the script always covers.
+/// created there without a trace on this machine. Empty for a mount point below `/run`, over which the script always
+/// mounts an empty file system.
 fn replaced(point: &str) -> String {
     match Path::new(point).parent() {
         Some(parent) if !parent.starts_with("/run") && !parent.starts_with("/var/run") => {

@@ -22,7 +22,7 @@ impl Daemon {
     /// Starts the process.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// The process cannot be started.
     pub fn start(command: &mut Command) -> Result<Self> {
         let started = Cleanup::spawn(command.stdin(Stdio::null()));
         let (child, cleanup) = started.with_context(|| format!("starting {command:?} (is it installed?)"))?;
@@ -46,7 +46,7 @@ impl Daemon {
     /// Whether the process runs.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The status cannot be read.
     pub fn is_running(&mut self) -> io::Result<bool> {
         Ok(self.status()?.is_none())
     }
@@ -54,7 +54,7 @@ impl Daemon {
     /// The status with which the process has ended; `None` while it runs.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The status cannot be read.
     pub fn status(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }

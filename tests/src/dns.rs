@@ -1,5 +1,5 @@
-//! Encodes DNS queries for A records and decodes the answers, for tests that query a server without a resolver. Measures
-//! how soon answers follow a change.
+//! Encodes DNS queries for A records and decodes the answers, for tests that query a server without a resolver.
+//! Measures how soon answers follow a change.
 
 use std::{
     io,
@@ -117,7 +117,7 @@ pub struct Delay {
 pub struct Delays(pub Vec<Delay>);
 
 impl Delays {
-    /// The value of a field that at least `percent` of the delays do not exceed.
+    /// A percentile of a field: the field is at most this value in at least `percent` % of the delays.
     ///
     /// # Panics
     /// If there are no delays.
@@ -127,8 +127,9 @@ impl Delays {
         values[(values.len() * percent / 100).min(values.len() - 1)]
     }
 
-    /// The limit for delays on this machine. `limit` is for a machine that is neither slow nor busy; on any other one,
-    /// a change may take as long as [`ROUND_TRIPS`] round trips of a query took at the same time (their median).
+    /// The limit for delays on this machine. `limit` is for a machine that is neither slow nor busy; on any other
+    /// machine, a change may take as long as [`ROUND_TRIPS`] round trips of a query took at the same time (their
+    /// median).
     pub fn limit(&self, limit: Duration) -> Duration {
         (limit * patience()).max(ROUND_TRIPS * self.at(50, |delay| delay.round_trip))
     }

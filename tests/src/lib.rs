@@ -71,7 +71,7 @@ pub fn patience() -> u32 {
 }
 
 /// Calls `probe` every 5 ms until it returns a value; returns `None` after `limit` times [`patience`], plus [`SLACK`].
-/// A test that claims the limit calls [`within`], or measures the time itself.
+/// A test that asserts the limit itself calls [`within`], or measures the time.
 pub fn wait_for<T>(limit: Duration, probe: impl FnMut() -> Option<T>) -> Option<T> {
     call_for(limit * patience() + SLACK, probe)
 }
@@ -95,11 +95,11 @@ fn call_for<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<
     }
 }
 
-/// Makes up to three attempts, until `accept` takes the result of one. For claims about time: a stall of the machine
-/// spoils a single attempt, a defect spoils all of them.
+/// Makes up to three attempts, until `accept` returns `true` for the result of an attempt. For claims about time: a
+/// stall of the machine spoils a single attempt, a defect spoils all three.
 ///
 /// # Panics
-/// `accept` takes none of the three results.
+/// `accept` returns `false` for all three results.
 #[track_caller]
 pub fn one_of_three<T: Debug>(mut attempt: impl FnMut() -> T, accept: impl Fn(&T) -> bool) {
     let mut spoilt = Vec::new();

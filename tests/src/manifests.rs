@@ -130,7 +130,7 @@ pub struct Exposure {
     pub external_ips: Vec<IpAddr>,
     /// Load balancers' addresses: `status.loadBalancer.ingress[].ip`.
     pub load_balancer_ips: Vec<IpAddr>,
-    /// Whether the load balancers' addresses have `ipMode: Proxy`, so that the agent does not serve them.
+    /// Whether the load balancer addresses have `ipMode: Proxy`, so that the agent does not serve them.
     pub proxied: bool,
     /// Whether the Service has `spec.allocateLoadBalancerNodePorts: false`.
     pub without_node_ports: bool,
@@ -164,7 +164,8 @@ pub struct Service {
 }
 
 impl Service {
-    /// The Service and its EndpointSlices as YAML: in the family of its cluster IP if it has exactly one, else in both.
+    /// The Service and its EndpointSlices as YAML: in the family of the cluster IP if the Service has exactly one
+    /// cluster IP, else in both families.
     pub fn yaml(&self) -> String {
         let mut yaml = String::new();
         let families: &[&str] = match self.cluster_ips[..] {

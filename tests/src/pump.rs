@@ -1,6 +1,6 @@
 //! Links two namespaces by two TUN or TAP devices and a thread that copies frames. With TUN, packets have no Ethernet
-//! header, which no veth can do. With TAP, the thread inserts an 802.1Q header into the frames to the second end, so that
-//! no end needs a VLAN device.
+//! header, which no veth can do. With TAP, the thread inserts an 802.1Q header into the frames to the second end, so
+//! that no end needs a VLAN device.
 
 use std::{
     fs::{File, OpenOptions},

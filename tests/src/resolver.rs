@@ -1,4 +1,4 @@
-//! Resolves names as programs do, with glibc, musl and dig, and with a resolv.conf that only they see.
+//! Resolves names as programs do, with glibc, musl and dig, and with a resolv.conf that only these resolvers see.
 
 use std::{
     fs, io,
@@ -30,7 +30,7 @@ impl Resolver {
         Self::configured(netns, folder, RESOLV_CONF)
     }
 
-    /// Creates a resolver with this content of resolv.conf, which it writes into `folder`.
+    /// Creates a resolver; writes a resolv.conf with this content into `folder`.
     pub fn configured(netns: Netns, folder: &Path, content: &str) -> io::Result<Self> {
         let resolv_conf = folder.join("resolv.conf");
         fs::write(&resolv_conf, content)?;

@@ -63,8 +63,8 @@ impl Drop for Server {
     }
 }
 
-/// Binds a socket. If the address is in use, tries again for a while: a child that this process has forked holds copies
-/// of all sockets, also of a server that has stopped, until it executes its program.
+/// Binds a socket. If the address is in use, tries again for a while: a child that this process has forked holds
+/// duplicates of all socket descriptors, also those of a server that has stopped, until the child executes its program.
 pub fn bind<S>(bind: impl Fn() -> io::Result<S>) -> io::Result<S> {
     let in_use =
         |bound: &io::Result<S>| bound.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse);
@@ -104,7 +104,7 @@ impl Acceptor {
             if self.stop.load(Ordering::Relaxed) {
                 return;
             }
-            // For example, this process has no more descriptors for a moment.
+            // `accept()` fails, for example, while this process has no free descriptors.
             let Ok((stream, peer)) = accepted else {
                 sleep(POLL);
                 continue;

@@ -38,7 +38,7 @@ pub const FAR: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 pub const NEAR: [&str; 2] = ["172.18.0.100", "fd00:172:18::6f"];
 /// Numbers of the nodes.
 pub const NODES: [u8; 3] = [1, 2, 3];
-/// Number of the node that MetalLB's hash ranks first for [`NEAR`]. If another node announces the addresses first, it
+/// Number of the node that MetalLB's hash ranks first for [`NEAR`]. Another node that announces the addresses first
 /// yields once this node has been alive for 5 s.
 pub const BEST: u8 = 3;
 /// Number of the routing table with the routes that BIRD announces.
@@ -85,7 +85,7 @@ impl Site {
     /// the name of the near client's namespace. The agents get `flags` in addition to those that a site needs.
     ///
     /// # Errors
-    /// A namespace or a link cannot be made.
+    /// A namespace or a link cannot be created.
     pub fn new(mut cluster: Cluster, near: &str, announcement: Announcement, flags: &[&str]) -> Result<Self> {
         let node = cluster.add_node()?;
         for number in [5, 6] {
@@ -324,7 +324,7 @@ impl Site {
     /// Waits until a node for which `accept` returns `true` announces [`NEAR`]; returns its number.
     ///
     /// # Errors
-    /// No such node announces it in time.
+    /// No such node announces both addresses in time.
     pub fn wait_for_announcer(&self, accept: impl Fn(u8) -> bool) -> Result<u8> {
         let announcer = || self.announcer().ok().flatten().filter(|node| accept(*node));
         wait_for(SOON, announcer).context("no node announces the address")

@@ -23,8 +23,8 @@ pub fn is_older_than(major: u32, minor: u32) -> bool {
     version.as_slice() < &[major, minor]
 }
 
-/// Prints that a test was skipped. If `$LB_TEST_SKIPS` names a file, in which `cargo xtask vm` counts skips, appends
-/// the test's name and `line` to it.
+/// Prints that a test was skipped. If `$LB_TEST_SKIPS` names a file, appends the test's name and `line` to that file,
+/// in which `cargo xtask vm` counts skips.
 fn note(line: &str, reason: &str) {
     eprintln!("SKIPPED: {reason}");
     let Some(path) = std::env::var_os("LB_TEST_SKIPS") else { return };

@@ -168,7 +168,7 @@ impl Sniffer {
     }
 }
 
-/// Adds the claims that arrive at ports of the bridge `device` to `claims`, and sends the questions at each
+/// Adds the claims that arrive at ports of the bridge `device` to `claims`, and sends the requests `questions` once per
 /// [`INTERVAL`], until `stop` is set.
 fn record(
     socket: &OwnedFd,
@@ -178,7 +178,7 @@ fn record(
 ) -> io::Result<()> {
     while !stop.load(Ordering::Relaxed) {
         for question in questions {
-            // Ignores errors: a full queue loses a question, as any link may.
+            // Ignores errors: a full queue drops a request, as any link may.
             let _lost = send(socket, device, question);
         }
         let end = Instant::now() + INTERVAL;
@@ -304,7 +304,7 @@ impl Asker {
     }
 
     fn arp_request(&self, target: Ipv4Addr) -> Vec<u8> {
-        // Ethernet, IPv4, 6 and 4 bytes per address, request (RFC 826).
+        // Hardware type Ethernet, protocol type IPv4, address lengths of 6 and 4 bytes, operation request (RFC 826).
         let header = [0, 1, 8, 0, 6, 4, 0, 1];
         [&[0xff; 6], &self.mac[..], &ARP, &header, &self.mac, &self.v4.octets(), &[0; 6], &target.octets()]
             .concat()

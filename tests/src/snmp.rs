@@ -7,7 +7,7 @@ use crate::netns::Netns;
 /// The counter `field` of a protocol (`Icmp`, `Udp`), of IPv4 or of IPv6: for example `InDestUnreachs` of `Icmp`.
 ///
 /// # Errors
-/// The kernel has no such counter, or its file cannot be read.
+/// The kernel has no such counter, or the file of counters cannot be read.
 pub fn counter(netns: &Netns, is_ipv6: bool, protocol: &str, field: &str) -> io::Result<u64> {
     let file = if is_ipv6 { "snmp6" } else { "snmp" };
     let text = netns.run(|| fs::read_to_string(format!("/proc/thread-self/net/{file}")))?;
@@ -15,14 +15,14 @@ pub fn counter(netns: &Netns, is_ipv6: bool, protocol: &str, field: &str) -> io:
     found.ok_or_else(|| io::Error::other(format!("{file} has no counter {field} of {protocol}")))
 }
 
-/// Reads a counter in the form of IPv4: a line of names and a line of values for each protocol.
+/// Reads a counter from the text of the file `snmp`, which has a line of names and a line of values for each protocol.
 fn of_ipv4(text: &str, protocol: &str, field: &str) -> Option<u64> {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(protocol)?.strip_prefix(": "));
     let mut columns = lines.next()?.split(' ').zip(lines.next()?.split(' '));
     columns.find(|(name, _)| *name == field)?.1.parse().ok()
 }
 
-/// Reads a counter in the form of IPv6: a line with name and value for each.
+/// Reads a counter from the text of the file `snmp6`, which has a line with name and value for each counter.
 fn of_ipv6(text: &str, protocol: &str, field: &str) -> Option<u64> {
     let name = format!("{protocol}6{field}");
     let mut counters = text.lines().filter_map(|line| line.split_once(char::is_whitespace));

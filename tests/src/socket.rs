@@ -66,7 +66,8 @@ fn retransmissions(stream: &TcpStream) -> io::Result<u32> {
 
 /// Number of TCP sockets in a namespace whose close is not complete. It counts sockets that this end closed before the
 /// other end did, until they are in TIME-WAIT. It also counts sockets whose inode is among `closed`: a child that
-/// another thread has forked still holds a copy of such a socket until the child executes its program.
+/// another thread has forked still holds a duplicate of such a socket's descriptor until the child executes its
+/// program.
 pub fn closing_connections(netns: &Netns, closed: &[u64]) -> io::Result<usize> {
     /// States `TCP_FIN_WAIT1`, `TCP_FIN_WAIT2` and `TCP_CLOSING` (include/net/tcp_states.h), as `/proc/net/tcp` shows
     /// them.

@@ -1,10 +1,10 @@
 //! Time limits that hold on a busy machine.
 //!
 //! A limit like "within a second" is a claim about the program. On a machine with more runnable tasks than CPUs,
-//! wall-clock time also contains the time in which they waited. The kernel measures that wait (pressure stall
-//! information, Documentation/accounting/psi.rst), and how long a hypervisor ran something else (steal time).
-//! [`Stopwatch`] subtracts both: on an idle machine a limit is exact, on a busy one it stretches with the load of that
-//! moment.
+//! wall-clock time also contains the time in which tasks waited for a CPU. The kernel measures that wait (pressure
+//! stall information, Documentation/accounting/psi.rst), and how long a hypervisor ran something else (steal time).
+//! [`Stopwatch`] subtracts both: on an idle machine a limit is exact; on a busy machine the limit grows with the load
+//! of that moment.
 
 use std::{
     fs,
@@ -37,8 +37,8 @@ impl Stopwatch {
         self.wall().saturating_sub(self.waited())
     }
 
-    /// The longest time for which tasks may have waited for resources since the start. More than [`Self::wall`] if tasks
-    /// of several CPUs waited at the same time.
+    /// The longest time for which tasks may have waited for resources since the start. More than [`Self::wall`] if
+    /// tasks of several CPUs waited at the same time.
     pub fn waited(&self) -> Duration {
         stalled().saturating_sub(self.stalled)
     }
@@ -49,8 +49,8 @@ impl Stopwatch {
     }
 }
 
-/// An upper bound of the time that tasks of this machine have waited for resources since boot, summed over the CPUs; the
-/// kernel may not measure all of it.
+/// An upper bound of the time that tasks of this machine have waited for resources since boot, summed over the CPUs.
+/// Waits that the kernel does not measure are missing, for example if it has no pressure stall information.
 fn stalled() -> Duration {
     let of = |resource| fs::read_to_string(format!("/proc/pressure/{resource}")).ok();
     let total: Duration = RESOURCES.into_iter().filter_map(of).filter_map(|text| some_total(&text)).sum();

@@ -54,7 +54,7 @@ impl Terminal {
         run(&mut self.tmux(&[&["send-keys"], keys].concat())).context("typing").map(drop)
     }
 
-    /// Whether the command ends within `limit`; the terminal ends with it.
+    /// Whether the command ends within `limit`; the terminal ends with the command.
     pub fn ends_within(&self, limit: Duration) -> bool {
         wait_for(limit, || self.screen().is_err().then_some(())).is_some()
     }

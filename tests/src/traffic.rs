@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A transaction is a request with its whole answer, compared byte by byte. A client that fails records why, and
-//! continues with a new connection or socket. No request is repeated: a lost datagram is a failure. So is an answer that
-//! takes longer than [`limit`], without the time in which tasks waited for a CPU, I/O or memory.
+//! continues with a new connection or socket. No request is repeated: a lost datagram is a failure. So is an answer
+//! that takes longer than [`limit`], without the time in which tasks waited for a CPU, I/O or memory.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,8 +41,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How much longer than [`limit`] a client waits in each operation, as the machine may be busy. An answer within
 /// [`limit`] must not count as lost only because the client, the server or a program waited for a CPU.
 const GRACE: Duration = Duration::from_secs(12);
-/// Age at which a client replaces its [`Stopwatch`]. (Not before each transaction: the kernel takes tens of microseconds
-/// to sum up how long tasks have waited.)
+/// Age at which a client replaces its [`Stopwatch`]. (A client does not replace the stopwatch before each transaction,
+/// because the kernel takes tens of microseconds to sum up how long tasks have waited.)
 const STOPWATCH_AGE: Duration = Duration::from_secs(1);
 /// Pause between two transactions of a client. It keeps a client below 100 transactions per second, so that its ports
 /// are free again before it has used all of them.
@@ -300,8 +300,8 @@ impl Worker {
     }
 }
 
-/// The server of a transaction, unless it took longer than [`limit`]. `waited` is how much of the time tasks may have
-/// waited for a CPU, I/O or memory.
+/// Returns the server of a transaction, or an error if the transaction took longer than [`limit`]. `waited` returns how
+/// much of that time does not count, because tasks may have waited for a CPU, I/O or memory.
 fn in_time(server: String, took: Duration, waited: impl FnOnce() -> Duration) -> io::Result<String> {
     if took <= limit() || took.saturating_sub(waited()) <= limit() {
         return Ok(server);

@@ -30,7 +30,7 @@ pub const PAIRS: [Pair; 2] =
     [Pair { number: 0, receives_partial: true }, Pair { number: 1, receives_partial: false }];
 
 impl Pair {
-    /// MAC addresses of the two cards, by which tests find them.
+    /// MAC addresses of the two cards, by which tests find the cards.
     pub fn addresses(self) -> [String; 2] {
         [0, 1].map(|end| format!("52:54:00:6c:62:{}{end}", self.number))
     }
@@ -58,7 +58,7 @@ impl Pair {
 #[derive(Debug)]
 pub struct Cards {
     pair: Pair,
-    /// The namespace of each card, and its name there.
+    /// The namespace of each card, and the card's name there.
     moved: Vec<(Netns, String)>,
 }
 

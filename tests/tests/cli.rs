@@ -322,7 +322,7 @@ fn changing_udp_backends_never_delay_expiry() {
     let flows = || bed.json(&["conntrack", "list"]).as_array().unwrap().len();
     assert_eq!(flows(), 2);
     // Each change of a UDP backend wakes the agent's GC task. These changes come every second, more often than GC runs,
-    // and must not delay it.
+    // and must not delay GC.
     let mut others = ["198.51.100.3", "198.51.100.2"].into_iter().cycle();
     let expired = wait_for(LIMIT, || {
         let web = WEB.replace("198.51.100.2", others.next().unwrap());

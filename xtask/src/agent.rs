@@ -40,7 +40,8 @@ impl Profile {
     }
 }
 
-/// Installs the toolchain if it is missing and builds the agent, unless `$LB_AGENT` names one; returns its path.
+/// Installs the toolchain if it is missing and builds the agent, unless `$LB_AGENT` names one; returns the path of the
+/// agent.
 pub(crate) fn prepare(profile: Profile) -> anyhow::Result<PathBuf> {
     if let Some(given) = given() {
         return Ok(given);
@@ -61,8 +62,8 @@ pub(crate) fn with_agent<'a>(command: &'a mut Command, agent: &Path) -> &'a mut 
 }
 
 /// Builds the agent for debugging, and one with another map layout, `target/next-layout/lb-agent`, for tests of
-/// upgrades and downgrades. Cargo writes both to the same place, so this builds the one with the other layout first,
-/// and copies it.
+/// upgrades and downgrades. Cargo writes both agents to the same path, so this function first builds and copies the
+/// agent with the other layout.
 pub(crate) fn build_debug_agents() -> anyhow::Result<()> {
     run(cargo(["build", "--package", "lb-agent", "--features", "next-layout"]))?;
     let (built, kept) = (Profile::Debug.path()?, target_dir()?.join("next-layout/lb-agent"));

@@ -7,7 +7,7 @@ use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SymbolKind};
 
 use crate::stack;
 
-/// Bytes of a BPF instruction. (Loading a 64-bit constant counts as two instructions.)
+/// Size of a BPF instruction in bytes. (Loading a 64-bit constant counts as two instructions.)
 const INSTRUCTION_SIZE: u64 = 8;
 
 /// Arguments of `build-ebpf`.

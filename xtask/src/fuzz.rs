@@ -78,7 +78,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs one target. New inputs that reach more code go to the folder of results; those of the repository are only read.
+/// Runs one target. New inputs that reach more code go to the folder of results; the inputs in the repository are only
+/// read.
 fn fuzz(target: &str, binary: &Path, results: &Path, args: &Args) -> anyhow::Result<Summary> {
     let root = ebpf_build::workspace_root();
     let [found, findings] = ["corpus", "findings"].map(|name| results.join(name).join(target));

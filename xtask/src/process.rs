@@ -18,8 +18,8 @@ pub(crate) fn run(mut command: Command) -> anyhow::Result<()> {
 }
 
 /// The cargo that runs xtask, in the root of the workspace. It does not inherit the variables that describe xtask: the
-/// build script of `ring` reads them, so a build by xtask after one from a shell, or the reverse, would compile `ring`
-/// and the agent again.
+/// build script of `ring` reads these variables. If they changed between a build by xtask and a build from a shell,
+/// cargo would compile `ring` and the agent again.
 pub(crate) fn cargo<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(ebpf_build::workspace_root()).args(args);
@@ -27,7 +27,7 @@ pub(crate) fn cargo<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
     command
 }
 
-/// Lets a command inherit none of these variables.
+/// Removes from a command's environment the variables of this process for which `removed` is true.
 pub(crate) fn remove_variables(command: &mut Command, removed: fn(&str) -> bool) {
     for (name, _) in env::vars_os().filter(|(name, _)| removed(&name.to_string_lossy())) {
         command.env_remove(name);

@@ -14,7 +14,7 @@ use crate::agent::target_dir;
 use crate::elf;
 use crate::process::command_line;
 
-/// Creates an empty folder for the files of a result: `target/NAME`. Removes the one of an earlier run.
+/// Creates an empty folder for the files of a result: `target/NAME`. Removes the folder of an earlier run.
 pub(crate) fn empty_folder(name: &str) -> anyhow::Result<PathBuf> {
     let folder = target_dir()?.join(name);
     if folder.exists() {

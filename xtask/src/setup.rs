@@ -79,8 +79,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
     if !packages.is_empty() {
         install_packages(&packages)?;
     }
-    // Searches for the linker again: an existing one may have failed to start for lack of a library that has just been
-    // installed.
+    // Searches for the linker again: an existing linker may have failed to start for lack of a library that has just
+    // been installed.
     let build_linker = ebpf_build::find_linker().is_err();
     if build_linker {
         install_linker()?;

@@ -24,7 +24,7 @@ struct Function {
 /// The chain of calls that takes the most stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chain {
-    /// Bytes of all frames, each rounded up to a multiple of [`FRAME_UNIT`].
+    /// Size of all frames in bytes, each rounded up to a multiple of [`FRAME_UNIT`].
     pub(crate) bytes: u32,
     /// The functions, each with the size of its frame before the rounding.
     pub(crate) functions: Vec<String>,
@@ -156,7 +156,8 @@ fn calls(
     calls
 }
 
-/// Bytes of the frame: the lowest address below the frame pointer that the code computes or uses.
+/// Size of the frame in bytes: the distance from the frame pointer down to the lowest address that the code computes or
+/// uses.
 fn frame(code: &[Instruction]) -> u32 {
     // Per register: its distance from the frame pointer, if it points into the frame.
     let mut distances = [None; 16];

@@ -85,8 +85,8 @@ mod tests {
 
     use super::*;
 
-    /// The features of each package that is not of this workspace, in the builds that `cargo tree` shows. (A package has
-    /// several sets of features if build scripts use others than the programs.)
+    /// The features of each package that is not of this workspace, in the builds that `cargo tree` shows. (A package
+    /// has several sets of features if build scripts use other features than the programs.)
     fn features(arguments: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
         let mut command = cargo(["tree", "--locked", "--prefix=none", "--format={p}|{f}"]);
         let output = command.args(arguments).output().unwrap();
@@ -103,7 +103,8 @@ mod tests {
         features
     }
 
-    /// Otherwise a later stage compiles a package with other features again, and all packages that depend on it.
+    /// If two stages built a dependency with different features, the later stage would compile it again, and all
+    /// packages that depend on it.
     #[test]
     fn stages_share_builds_of_dependencies() {
         let [with_tests, without] = ["--edges=normal,build,dev", "--edges=normal,build"];

@@ -54,7 +54,7 @@ enum Fate {
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Guess {
     Any(u32),
-    /// An offset from the sequence or acknowledgement number that the sender itself would use now.
+    /// An offset from the sequence or acknowledgement number that the imitated end would use now.
     Near(i32),
 }
 
@@ -81,7 +81,7 @@ struct Passed {
 struct World {
     client: Peer,
     server: Peer,
-    /// Segments on their way, each with its sender; the one at the front moves next.
+    /// Segments on their way, each with its sender. The segment at the front moves next.
     wire: VecDeque<(Side, Segment)>,
     /// The two entries of the flow.
     entries: Option<(Flow, Flow)>,
@@ -90,12 +90,16 @@ struct World {
     server_first: u32,
     /// Indexed by sender: `Side as usize`.
     passed: [Passed; 2],
-    /// Whether the node's view of the connection may differ from the ends': the attacker forged a segment other than a
-    /// RST, or a RST that the node takes for an end's own; a late SYN replaced a flow that was over; the node may have
-    /// misjudged a SYN-ACK of the server; or the flow expired. Most checks stop then.
+    /// Whether the node's view of the connection may differ from that of its ends; most checks stop then. Reasons:
+    ///
+    /// - The attacker forged a segment other than a RST, or a RST that the node takes for a RST of an end.
+    /// - A late SYN replaced a flow that was over.
+    /// - The node may have misjudged a SYN-ACK of the server.
+    /// - The flow expired.
     is_mixed: bool,
     /// Whether a forged segment may have established a flow: its acknowledgement number was plausible, it had the
-    /// server's address as its source, or a RST was lost before the node, perhaps the one that refused the segment.
+    /// server's address as its source, or a RST was lost before the node, perhaps the RST that refused the forged
+    /// segment.
     is_guessed: bool,
     client_is_real: bool,
 }
@@ -198,7 +202,7 @@ impl World {
     /// An end's own segment reaches the node, and then perhaps the other end.
     fn pass(&mut self, from: Side, segment: &Segment, arrives: bool) {
         let sent = self.peer(from).next;
-        // A late SYN begins a flow in place of one that is over.
+        // A late SYN begins a flow in place of a flow that is over.
         self.is_mixed |=
             segment.is_syn() && segment.end() != sent && self.phase().is_some_and(Phase::is_over);
         self.is_mixed |= self.is_mistaken(from, segment);
@@ -222,10 +226,10 @@ impl World {
         }
     }
 
-    /// Whether the node may misjudge a SYN-ACK of the server. The node takes a new SYN-ACK for a late one if its
-    /// sequence number and its acknowledgement number both lie shortly before those that passed last. The node takes a
-    /// late SYN-ACK for a new one, as netfilter does, if the server has since ended the connection of that SYN-ACK and
-    /// accepted another connection.
+    /// Whether the node may misjudge a SYN-ACK of the server. The node takes a new SYN-ACK for a late one if the
+    /// sequence number and the acknowledgement number of the new SYN-ACK both lie shortly before the numbers that
+    /// passed last. The node takes a late SYN-ACK for a new one, as netfilter does, if the server has since ended the
+    /// connection of that SYN-ACK and accepted another connection.
     fn is_mistaken(&self, from: Side, segment: &Segment) -> bool {
         let Some((_, reply)) = &self.entries else { return false };
         if from == Side::Client || !segment.is_syn_ack() {
@@ -314,8 +318,9 @@ impl World {
         self.arrive(from, &forged);
     }
 
-    /// Whether the sequence number of a RST lies between what has been acknowledged and what has been sent, by unsigned
-    /// distances. A RST from an end of which no segment has passed must acknowledge what the other end sent.
+    /// Whether the sequence number of a RST lies, modulo 2^32, between what the other end has acknowledged and what the
+    /// sender of the RST has sent. A RST from an end of which no segment has passed must acknowledge what the other end
+    /// sent.
     fn may_reset(&self, from: Side, rst: &Segment) -> bool {
         let (own, other) = match from {
             Side::Client => (&self.passed[0], &self.passed[1]),

@@ -7,7 +7,7 @@ use lb_common::conntrack::{
     tcp_flags::{ACK, FIN, RST, SYN},
 };
 
-/// Bytes that each end is ready to receive.
+/// The receive window of each end, in bytes.
 const WINDOW: u32 = 0xffff;
 
 /// The states of RFC 9293 §3.3.2.
@@ -98,7 +98,8 @@ impl Peer {
         (was.is_synchronized() || was == State::SynReceived).then(|| segment(RST, self.next, 0, 0))
     }
 
-    /// Sends again everything that is not acknowledged, or a bare ACK if everything is; nothing without a connection.
+    /// Sends again everything that is not acknowledged, or a bare ACK if everything is acknowledged. Sends nothing
+    /// without a connection.
     pub(crate) fn retransmit(&self) -> Option<Segment> {
         let unacknowledged = self.next.wrapping_sub(self.oldest);
         match self.state {
@@ -187,7 +188,8 @@ impl Peer {
         self.take(segment)
     }
 
-    /// Records that everything before `ack` has arrived at the other end; if that includes a FIN, changes the state.
+    /// Records that everything before `ack` has arrived at the other end. Changes the state if the FIN of this end has
+    /// arrived there.
     fn acknowledged(&mut self, ack: u32) {
         self.oldest = ack;
         if ack == self.next {

@@ -60,7 +60,8 @@ pub fn announce(paths: &KernelPaths, command: &AnnounceCommand) -> anyhow::Resul
     }
 }
 
-/// Lists the voters. With `without_agent`, replaces them instead: these are voters whose Nodes run no agent any more.
+/// Lists the voters. With `without_agent`, replaces the voters instead: `without_agent` names voters whose Nodes exist,
+/// but run no agent any more.
 fn voters(without_agent: Option<&[String]>, kubeconfig: Option<PathBuf>) -> anyhow::Result<()> {
     let server = kubeconfig.map_or(ApiServer::InCluster, ApiServer::Kubeconfig);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

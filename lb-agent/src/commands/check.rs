@@ -61,7 +61,7 @@ fn probes(bpffs: &Path) -> Vec<Probe> {
     probes
 }
 
-/// If the probe is the one that lists devices, and has no advice, adds advice: the flag that selects other devices.
+/// If the probe lists devices and has no advice, adds advice: the flag that selects other devices.
 fn with_flag(probe: Probe) -> Probe {
     match probe {
         Probe { name: DEVICES, advice: "", .. } => Probe { advice: SELECT_DEVICES, ..probe },

@@ -21,7 +21,7 @@ const NOT_FOUND: i32 = 127;
 /// Prints the variables of a namespace.
 ///
 /// # Errors
-/// No agent answers, it has not read all Services yet, or standard output cannot be written.
+/// No agent answers, the agent has not read all Services yet, or standard output cannot be written.
 pub(super) fn print(paths: &KernelPaths, args: &EnvironmentArgs) -> anyhow::Result<()> {
     let variables = ask(paths, &args.namespace)?;
     output::print(&format(&variables, args.format)?)
@@ -31,7 +31,7 @@ pub(super) fn print(paths: &KernelPaths, args: &EnvironmentArgs) -> anyhow::Resu
 /// the exit code that a shell would use.
 ///
 /// # Errors
-/// No agent answers, or it has not read all Services yet.
+/// No agent answers, or the agent has not read all Services yet.
 pub fn exec(paths: &KernelPaths, args: &ExecArgs) -> anyhow::Result<()> {
     let Variables { variables, .. } = ask(paths, &args.namespace)?;
     let (program, arguments) = args.command.split_first().expect("clap requires a program");

@@ -24,7 +24,7 @@ pub(super) struct EventView {
     /// `TCP`, `UDP`, `SCTP`, `ICMP` or `unknown`. `None`, like `client` and `vip`, if the reason is `rewrite_failed`.
     pub(super) protocol: Option<&'static str>,
     /// Address and port of the client. At a system call, the connection has no source yet: the port is 0, and the
-    /// address is the node's or, for a socket of another network namespace, one of `100::/64`.
+    /// address is the node's or, for a socket of another network namespace, in `100::/64`.
     pub(super) client: Option<SocketAddr>,
     /// The virtual address and port that the client uses.
     pub(super) vip: Option<SocketAddr>,

@@ -149,8 +149,8 @@ fn announced(paths: &KernelPaths, address: IpAddr) -> Vec<TraceStep> {
     announcements.filter(|it| it.address == address).map(step).collect()
 }
 
-/// The interface that the packet arrives on: the given one, or the one that the route to its source uses. 0 if there is
-/// no route.
+/// The interface that the packet arrives on: the given interface, or the interface of the route to the source of the
+/// packet. 0 if there is no route.
 fn entrance(routes: &mut Routes, args: &ExplainArgs) -> anyhow::Result<u32> {
     match &args.device {
         Some(name) => routes.device(name).with_context(|| {

@@ -20,7 +20,7 @@ use crate::{
 
 /// Number of rotated files (`FILE.1` and so on) that `flows` looks for.
 const MAX_ROTATED: u32 = 1000;
-/// Bytes of the longest line that `flows` keeps in memory; longer lines do not come from a flow log.
+/// Maximum length in bytes of a line that `flows` keeps in memory; longer lines do not come from a flow log.
 const MAX_LINE: u64 = 64 << 10;
 
 /// Runs `flows`.
@@ -84,7 +84,7 @@ struct Report {
     unreadable: u64,
     /// Lines and events that the agents of all nodes have lost, according to the statistics that they write to the log.
     loss: Loss,
-    /// The counts of each node's last statistics: lines, and the losses.
+    /// Numbers of written lines, dropped lines and lost events in each node's last statistics.
     counts_before: BTreeMap<String, [u64; 3]>,
 }
 
@@ -139,8 +139,8 @@ impl Report {
         }
     }
 
-    /// Adds what the node's agent has lost since its last statistics. An agent that starts again counts from 0: this is
-    /// so if any of its counts has become smaller.
+    /// Adds what the node's agent has lost since its last statistics. A restarted agent counts from 0 again: a count
+    /// that is smaller than before shows the restart.
     fn note_loss(&mut self, stats: &StatsRecord<'_>) {
         let now = [stats.lines, stats.dropped_lines, stats.lost_events];
         let last = self.counts_before.insert(stats.node.clone().into_owned(), now).unwrap_or_default();
@@ -379,7 +379,8 @@ mod tests {
             ) + "\n"
         };
         let before = [("a", 1, 3), ("b", 1, 5), ("a", 1000, 7), ("b", 1, 5)];
-        // Agent `a` has restarted twice. The second time it has soon lost more than before, but written fewer lines.
+        // Agent `a` has restarted twice. After the second restart it has lost more than before, but written fewer
+        // lines.
         let after = [("a", 1000, 2), ("a", 1000, 4), ("a", 50, 10)];
         let lines: String = before.into_iter().chain(after).map(stats).collect();
         fs::write(&file, lines).unwrap();

@@ -28,7 +28,7 @@ use lb_datapath::{DatapathError, Monitor, Pinned, ServiceMaps, device_name, mono
 /// Interval at which the monitor renews its request for events.
 const PULSE: Duration = Duration::from_secs(1);
 
-/// Maximum number of events that are handled between two looks at signals and the pulse.
+/// Maximum number of events that the monitor handles before it checks for signals and renews its request again.
 const AT_ONCE: u32 = 1000;
 
 /// Prints events until a signal arrives or standard output is closed.
@@ -71,7 +71,8 @@ async fn listen(monitor: Monitor, printer: &Printer) -> anyhow::Result<()> {
             }
             ready = monitor.readable_mut() => {
                 let mut ready = ready?;
-                // Under a flood there is always another event, but signals and the pulse must have their turn.
+                // Under a flood there is always another event, so the loop also ends after `AT_ONCE` events: signals
+                // and the pulse must not wait for longer.
                 for _ in 0..AT_ONCE {
                     let Some(event) = ready.get_inner_mut().next_event() else {
                         ready.clear_ready();
@@ -86,8 +87,8 @@ async fn listen(monitor: Monitor, printer: &Printer) -> anyhow::Result<()> {
     }
 }
 
-/// Whether the reader of the output is gone. A write would also fail then, but a monitor whose filter no event passes
-/// writes nothing: it would run on, and no other monitor could start.
+/// Whether the reader of the output is gone. A write would also fail then. But while no event passes the filter, the
+/// monitor writes nothing: it would run on, and no other monitor could start.
 fn is_closed(output: &impl AsFd) -> io::Result<bool> {
     let mut polled = [PollFd::new(output, PollFlags::empty())];
     match poll(&mut polled, Some(&Timespec::default())) {

@@ -33,9 +33,9 @@ pub fn ready(bpffs: &Path, live: bool) -> anyhow::Result<()> {
 }
 
 /// The report of the agent of `bpffs`. With `live`, if no agent of `bpffs` listens but exactly one other agent does,
-/// the report of that one: it may be the same agent, after its BPF file system was unmounted or replaced. If the probe
-/// failed in that case, kubelet would restart the agent, and the restart would end the data plane that the agent still
-/// holds.
+/// the report of the other agent: it may be the agent that the probe means, after the BPF file system of that agent was
+/// unmounted or replaced. If the probe failed in that case, kubelet would restart the agent, and the restart would end
+/// the data plane that the agent still holds.
 fn report(bpffs: &Path, live: bool) -> anyhow::Result<Option<Report>> {
     match socket::ask(bpffs)? {
         None if live => socket::ask_only_one(),

@@ -36,7 +36,8 @@ mod tests {
         let report = |bpffs: &Path| report_or_warning(socket::ask(bpffs), "health checks");
         let folder = tempfile::tempdir().unwrap();
         assert!(matches!(report(folder.path()), Ok(None)), "no agent");
-        // The lookup of such a long name fails with another error than "not found", as it does for lack of permission.
+        // The lookup of such a long name fails with an error other than "not found". So does a lookup without
+        // permission.
         let warning = report(Path::new(&"x".repeat(300))).err().unwrap();
         assert!(warning.contains("health checks are missing here: File name too long"), "{warning}");
     }

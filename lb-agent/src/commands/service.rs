@@ -174,8 +174,8 @@ fn health(check: &CheckReport) -> String {
 }
 
 /// A table of the targets (endpoint and port) that are unhealthy, or whose last probe has failed. The Service does not
-/// use unhealthy endpoints as backends. If all are unhealthy, it uses them after all, except with the annotation
-/// `lb.dev/fail-closed: true`.
+/// use unhealthy endpoints as backends. If all endpoints are unhealthy, the Service uses them after all, except with
+/// the annotation `lb.dev/fail-closed: true`.
 fn failing_table(check: &CheckReport) -> Table {
     let mut table = table(&["PROBED", "HEALTH", "SINCE", "LAST-FAILURE"]);
     for EndpointReport { address, port, verdict, since, held_until, reason } in &check.failing {

@@ -145,8 +145,7 @@ pub(super) struct AnnouncedView {
     pub(super) advertisements: Vec<String>,
 }
 
-/// Sets, for each load balancer's address, which node announces it at layer 2, and whether this node announces it by
-/// BGP.
+/// Sets, for each load balancer address, which node announces it at layer 2, and whether this node announces it by BGP.
 pub(super) fn name_announcers(services: &mut [ServiceView], announcements: &[AnnouncementReport]) {
     for frontend in services.iter_mut().flat_map(|service| &mut service.frontends) {
         let view = |by| {

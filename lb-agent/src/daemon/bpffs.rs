@@ -27,8 +27,9 @@ pub(super) struct Pins {
 }
 
 /// Restores removed pins while the BPF file system is in place. When that file system is gone, the task copies all pins
-/// to the one that is at the path now (it mounts one if there is none), and ends with an error, so that the supervisor
-/// restarts the agent. If copying fails, the task retries: without pins the data plane ends with the agent.
+/// to the BPF file system that is at the path now. (If there is none, the task first mounts one.) Then the task ends
+/// with an error, so that the supervisor restarts the agent. If copying fails, the task retries: without pins the data
+/// plane ends with the agent.
 pub(super) async fn run(pins: Pins, state: Arc<State>, metrics: Arc<Metrics>) -> anyhow::Result<Infallible> {
     let bpffs = pins.anchor.bpffs().display();
     loop {

@@ -1,4 +1,5 @@
-//! Ends connections that are idle, or whose backend their Service has lost, for the Services that set a timeout.
+//! Ends idle connections, and connections to backends that a Service has lost, if the Service sets a timeout for such
+//! connections.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ pub(super) struct Ends {
     drains: Drains,
 }
 
-/// Number of connections that one pass has ended: idle ones, and those of lost backends.
+/// Number of connections that one pass has ended: idle connections, and connections to lost backends.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ended {
     idle: usize,

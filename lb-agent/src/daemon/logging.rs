@@ -11,7 +11,7 @@ const BPF: &str = "lb::=trace";
 /// Silences the API server's client library, which logs every failed attempt. The source of Services logs each error
 /// once.
 const KUBE: [&str; 2] = ["kube_client=off", "kube_runtime=off"];
-/// Silences the parser of DNS messages: it logs invalid ones, so any client could fill the log.
+/// Silences the parser of DNS messages: it logs invalid messages, so any client could fill the log.
 const DNS: &str = "hickory_proto=off";
 
 /// Starts the log. The filter is `filter`; without it `RUST_LOG`; if that is unset or invalid, `default`. All lines of

@@ -1,7 +1,7 @@
 //! Settings of the memory allocator.
 
 /// Makes all threads share one heap. By default glibc spreads threads over several heaps, and memory that one thread
-/// allocates and another frees leaves holes in them.
+/// allocates and another frees leaves holes in these heaps.
 #[cfg(target_env = "gnu")]
 pub(super) fn use_one_heap() {
     // SAFETY: mallopt takes no pointers and ignores invalid values. `run` calls it before it starts threads.

@@ -1,5 +1,5 @@
 //! Updates the settings of the data plane when addresses of the node, its Node object or the address ranges of the
-//! cluster change, and sends the writer the facts that it needs to plan.
+//! cluster change, and sends the writer the facts that the writer needs to plan.
 
 use std::{
     collections::BTreeSet, convert::Infallible, future, net::IpAddr, ops::RangeInclusive, sync::Arc,
@@ -130,8 +130,8 @@ pub(super) struct Node {
     kernel: Kernel,
     /// Publishes the addresses at which `healthCheckNodePort` servers listen: those that serve node ports.
     listen: watch::Sender<BTreeSet<IpAddr>>,
-    /// Publishes the node's addresses when they change. Publishes them without a change if an address was removed and
-    /// is back, because receivers must check for lost addresses.
+    /// Publishes the node's addresses when they change. Also publishes them unchanged if an address was removed and
+    /// added again in between, because receivers must check for lost addresses.
     addresses: watch::Sender<NodeAddresses>,
     /// [`Network::removals`] at the last update: if the number has changed, the next update publishes `addresses` in
     /// any case.
@@ -198,8 +198,9 @@ impl Node {
         self.kernel.settings.set(&settings)?;
         conditions.extend(self.admit_tunnels_of(peers.as_ref()));
         self.kernel.ipsec.end_connections(&networks(&settings.internal))?;
-        // Connection tracking deletes the flows that are masqueraded with an address that the node has lost. It gets
-        // the addresses after the kernel has the settings, because older settings may give new flows such an address.
+        // Connection tracking deletes the flows that are masqueraded with an address that the node has lost. This task
+        // sends it the addresses only after the kernel has the settings, because with older settings the programs may
+        // still give new flows a lost address.
         let removed = std::mem::replace(&mut self.removals, network.removals) != network.removals;
         self.addresses.send_if_modified(|known| {
             let changed = removed || *known != addresses.node;
@@ -266,9 +267,9 @@ impl Node {
         ))
     }
 
-    /// Writes the nodes whose tunnelled packets the programs admit. (The networks of `--dsr-peers`, which they also
-    /// admit, are in the settings.) While `peers` is `None`, the nodes that an earlier agent admitted stay admitted.
-    /// Returns a condition if the map cannot be written.
+    /// Writes the nodes whose tunnelled packets the programs admit. (The networks of `--dsr-peers`, which the programs
+    /// also admit, are in the settings.) While `peers` is `None`, the nodes that an earlier agent admitted stay
+    /// admitted. Returns a condition if the map cannot be written.
     fn admit_tunnels_of(&mut self, peers: Option<&BTreeSet<IpAddr>>) -> Option<String> {
         let peers = peers?.iter().copied().map(Address::from).collect();
         let error = self.kernel.peers.set(&peers).err()?;

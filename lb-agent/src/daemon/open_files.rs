@@ -3,8 +3,8 @@
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::warn;
 
-/// Raises the soft limit on open files to the hard one: each DNS question that the agent forwards holds a socket, and
-/// so does each server of a `healthCheckNodePort`.
+/// Raises the soft limit on open files to the hard limit: each DNS query that the agent forwards holds a socket, and so
+/// does each server of a `healthCheckNodePort`.
 pub(super) fn raise() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {

@@ -1,5 +1,5 @@
-//! The tasks that announce load balancers' addresses by BGP: one keeps routes and BIRD's configuration, and with an API
-//! server another one reads what to announce.
+//! The tasks that announce load balancer addresses by BGP: one task keeps routes and BIRD's configuration up to date.
+//! With an API server, another task reads what to announce.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Shortages: full or nearly full maps, exhausted ports, and lost pins.
 //!
-//! The agent logs a shortage with advice when it begins, and again while it lasts, at most once a minute. `status`
-//! shows it.
+//! When a shortage begins, the agent logs it with advice, and again at most once a minute while the shortage lasts.
+//! `status` shows the shortages.
 
 use std::{
     collections::BTreeMap,

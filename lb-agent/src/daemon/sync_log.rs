@@ -30,8 +30,9 @@ impl SyncLog {
         self.steps += steps;
     }
 
-    /// Records a complete synchronisation, which ended `took` after its first change arrived, or after it began if no
-    /// change caused it. `services` and `endpoints` are the numbers of service ports and backends in the kernel.
+    /// Records a complete synchronisation. `took` is its duration, from the arrival of the first change or, if no
+    /// change caused the synchronisation, from its start. `services` and `endpoints` are the numbers of service ports
+    /// and backends in the kernel.
     pub(super) fn synchronised(&mut self, took: Duration, services: usize, endpoints: usize) {
         self.synchronisations += 1;
         self.slowest = self.slowest.max(took);

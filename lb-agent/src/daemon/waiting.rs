@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 
 use lb_core::{model::ObjectName, plan::Condition};
 
-/// The Services that wait for room in a map, each with the name of the map. Texts of conditions do not identify them,
-/// because these change with the number of free entries.
+/// The Services that wait for room in a map, each with the name of the map. The text of a condition does not identify a
+/// waiting Service, because the text changes with the number of free entries.
 #[derive(Debug, Default)]
 pub(super) struct Waiting(BTreeSet<(ObjectName, &'static str)>);
 
 impl Waiting {
-    /// Replaces the set by the Services that wait by these conditions; returns the conditions of those that are new.
+    /// Replaces the set by the Services that wait according to these conditions; returns the conditions of Services
+    /// that are new in the set.
     pub(super) fn update<'a>(&mut self, all: impl Iterator<Item = &'a Condition>) -> Vec<&'a Condition> {
         let mut now = BTreeSet::new();
         let mut new = Vec::new();

@@ -145,9 +145,10 @@ impl<T: Tables> Walk<'_, T> {
     }
 }
 
-/// The index of the next backend (the first one follows the last one) if the client's earlier `flow` went to the
-/// backend at `place`, the client has not acknowledged an answer of it, and the next backend takes new flows; else
-/// `place`. As `choose::another` finds it.
+/// The index of the backend for another attempt of a client whose earlier connection is `flow`, as `choose::another`
+/// finds it. The index is `place`, except if `flow` went to the backend at `place`, the client has not acknowledged an
+/// answer of that backend, and the next backend (the first one follows the last one) takes new flows. In that case the
+/// result is the index of the next backend.
 fn another(service: &Service, flow: &Flow, slice: &[Backend], place: u32) -> u32 {
     let Some(backend) = slice.get(place as usize) else { return place };
     let slot = service.backends_base.wrapping_add(place);

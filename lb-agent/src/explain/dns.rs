@@ -17,7 +17,7 @@ use super::{
 
 impl<T: Tables> Walk<'_, T> {
     /// Explains the packet if node-local DNS redirects it, else returns `None`; like `dns::query`. The programs look up
-    /// the server's socket; this function assumes that it exists, because a server with a live lease has one.
+    /// the server's socket; this function assumes that the socket exists, because a server with a live lease has one.
     pub(super) fn query(&mut self) -> WalkResult<Option<Conclusion>> {
         let tuple = self.question.tuple;
         let is_query = may_be_query(&tuple, Part::Whole) && self.is_of_pod()?;

@@ -72,8 +72,9 @@ pub(crate) const fn step(step: &TraceStep) -> &'static str {
     section(step).path()
 }
 
-/// The path of the documentation of a verdict: the row of its outcome in the table of outcomes. If the flow may get one of
-/// several backends, the outcome is that with the first of them; with none, the path leads to the table.
+/// The path of the documentation of a verdict: the row of its outcome in the table of outcomes. If the flow may get one
+/// of several backends, the outcome for the first of them counts. If there is no backend, the path leads to the start
+/// of the table.
 pub(crate) fn verdict(verdict: &Conclusion) -> String {
     let outcome = match verdict {
         Conclusion::Untouched { outcome }

@@ -39,7 +39,7 @@ impl<T: Tables> Walk<'_, T> {
         ServiceKey::new(tuple.destination, tuple.destination_port, tuple.protocol)
     }
 
-    /// The flow that may begin with the packet; `None` if the program treats the packet like one for no Service.
+    /// The flow that may begin with the packet; `None` if the program treats the packet as if it went to no Service.
     pub(super) fn prepare(&mut self) -> WalkResult<Option<AdmittedFlow>> {
         let Some(service) = self.frontend()? else { return Ok(None) };
         if !self.first_packet(&service)? {
@@ -165,8 +165,8 @@ impl<T: Tables> Walk<'_, T> {
         Ok(())
     }
 
-    /// Returns true if `admission` lets a flow begin. Otherwise adds the reason as a step; then returns false if the
-    /// program treats the packet like one for no Service, else ends the walk with the verdict.
+    /// Returns true if `admission` lets a flow begin. Otherwise adds the reason as a step. Then returns false if the
+    /// program treats the packet as if it went to no Service, and else ends the walk with the verdict.
     pub(super) fn conclude(&mut self, admission: Admission) -> WalkResult<bool> {
         match admission {
             // An admitted packet needs no step. For `SourceNotAllowed`, the caller has added the step: `first_packet`

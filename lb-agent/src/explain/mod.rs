@@ -9,8 +9,8 @@
 //! walk      state, lookups, early exit       choice    its backend
 //! packet    a packet at XDP or tc            path      how packets get to the backend, and from which source
 //! socket    a system call                    dns       queries and answers of node-local DNS
-//! step      all steps and verdicts, as data  words     their texts
-//! docs      their sections in the docs       tables    the input; `pinned`: the pinned maps and the routing table
+//! step      all steps and verdicts, as data  words     texts of steps and verdicts
+//! docs      doc links of steps and verdicts  tables    the input; `pinned`: the pinned maps and the routing table
 //! ```
 //!
 //! Not covered, because neither the maps nor the tuple contain them: packet length and TTL, fragments, ICMP, packets in

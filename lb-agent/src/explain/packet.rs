@@ -191,7 +191,7 @@ impl<T: Tables> Walk<'_, T> {
         Ok(self.tables.flow(&flow.to.reversed())?)
     }
 
-    /// Whether the packet belongs to the flow, rather than beginning another one; like `slow_path::check_same_flow`.
+    /// Whether the packet belongs to the flow, rather than beginning another flow; like `slow_path::check_same_flow`.
     fn check_same_flow(&mut self, flow: &Flow) -> WalkResult<bool> {
         let at_egress = self.question.hook == HookPoint::Egress;
         if rules::flow::is_of_other_flow(flow, at_egress, || self.question.from_node) {
@@ -238,8 +238,8 @@ impl<T: Tables> Walk<'_, T> {
         rules::flow::is_translated_at(flow, self.question.hook == HookPoint::Egress)
     }
 
-    /// Whether the packet belongs to a connection that bypasses the VIP; like `conntrack::delete_if_bypassed`, which also
-    /// deletes the flow in that case.
+    /// Whether the packet belongs to a connection that bypasses the VIP; like `conntrack::delete_if_bypassed`, which
+    /// also deletes the flow in that case.
     fn bypasses_vip(&self, flow: &Flow) -> WalkResult<bool> {
         if !rules::flow::is_syn_ack_of_backend(&self.segment, flow) {
             return Ok(false);

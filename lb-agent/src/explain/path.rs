@@ -119,8 +119,8 @@ impl<T: Tables> Walk<'_, T> {
         Ok((false, self.node_source(backend)?))
     }
 
-    /// The node's address that the backend sees, as `masquerade::source` finds it; [`Source::Unset`] without settings,
-    /// because the range of ports for masquerading is then unknown.
+    /// The node's address that the backend sees, as `masquerade::source` finds it. [`Source::Unset`] if there are no
+    /// settings, because the range of ports for masquerading is then unknown, or if no source address is known.
     fn node_source(&self, backend: &Backend) -> WalkResult<Source> {
         if self.settings()?.is_none() {
             return Ok(Source::Unset);
@@ -191,8 +191,9 @@ impl<T: Tables> Walk<'_, T> {
         if let Some(route) = &exit {
             self.note_exit(route);
         }
-        // The program at the ingress of the catch device translates the first packet as the one at its egress does. A
-        // caught flow that begins at another device is translated when the packet has reached the catch device.
+        // The program at the ingress of the catch device translates the first packet as the program at the egress of
+        // that device does. A caught flow that begins at another device is translated when the packet has reached the
+        // catch device.
         if !rules::flow::is_translated_at(flow, self.is_at_catch_device()?) {
             return Ok(Outcome::OtherHook);
         }

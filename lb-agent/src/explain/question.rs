@@ -1,4 +1,4 @@
-//! The packet that `explain` explains, and the hook.
+//! The packet that `explain` explains, and the hook at which it explains the packet.
 
 use clap::{ValueEnum, builder::PossibleValue};
 use lb_common::{
@@ -16,7 +16,7 @@ pub enum HookPoint {
     Egress,
     /// XDP: the packet enters the node, and has not reached tc ingress yet.
     Xdp,
-    /// A system call (`connect`, `sendmsg`) of a process of the node to the destination.
+    /// A process of the node names the destination in a system call (`connect`, `sendmsg`).
     Socket,
 }
 

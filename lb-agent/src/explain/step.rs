@@ -41,11 +41,11 @@ pub enum TraceStep {
     },
     /// This hook passes packets of the flow; the program at the other tc hook translates them.
     OtherHook,
-    /// The entry is that of a connection of the node itself, but the node only forwards the packet. The packet belongs
-    /// to another flow with the same source port, and is translated already.
+    /// The entry belongs to a connection of the node itself, but the node only forwards this packet. So the packet
+    /// belongs to another flow with the same source port, and is translated already.
     OfOtherFlow,
-    /// The packet does not belong to the flow of its entry in the flow table: it is a SYN that begins a new connection,
-    /// or its flow has the PROXY protocol and has lost the reverse entry.
+    /// The flow table has an entry for the packet's tuple, but the packet does not belong to that flow: the packet is a
+    /// SYN that begins a new connection, or the flow has the PROXY protocol and its reverse entry is lost.
     NewConnection {
         /// Why the existing entry does not apply.
         why: Stale,
@@ -76,7 +76,7 @@ pub enum TraceStep {
         /// backends.
         internal: Option<u32>,
     },
-    /// The destination is the DNS Service, whose queries from this node's pods the agent can answer itself.
+    /// The destination is the DNS Service. The agent itself can answer the queries that this node's pods send there.
     NodeLocalDns {
         /// The address and port at which the agent answers.
         server: SocketAddr,
@@ -85,7 +85,7 @@ pub enum TraceStep {
     },
     /// `SERVICES` has no record of the packet's destination.
     NoFrontend,
-    /// The record of the destination has a broken seal: the agent is replacing it.
+    /// The seal (a digest) in the destination's record does not match the record: the agent is replacing the record.
     Torn,
     /// No frontend has the destination's address and port; the kind of the address decides what happens to the packet.
     Address {
@@ -122,14 +122,14 @@ pub enum TraceStep {
     Limit {
         /// The limit, such as `20/s`.
         rate: String,
-        /// Whether the limit is one for each client, rather than for all of them.
+        /// Whether each client has its own limit; otherwise all clients share this limit.
         each_client: bool,
         /// Number of connections that may begin now.
         left: u64,
     },
     /// The service has no backend for this client.
     NoBackends {
-        /// Whether it has backends on other nodes, which the traffic policy excludes.
+        /// Whether the service has backends on other nodes, which the traffic policy excludes.
         elsewhere: bool,
     },
     /// A SYN-ACK that matches no flow: its connection bypassed the data plane.
@@ -164,8 +164,8 @@ pub enum TraceStep {
     },
     /// The backend gets a PROXY protocol header before the client's data.
     ProxyProtocol,
-    /// A process of the node connects to a Service with the PROXY protocol: either its packets go to the catch device,
-    /// or the program makes the system call fail.
+    /// A process of the node connects to a Service with the PROXY protocol. Either the system call keeps the cluster IP
+    /// and the packets go to the catch device, or the program makes the system call fail.
     SocketWithoutHeader {
         /// Whether the program makes the system call fail.
         refused: bool,
@@ -173,8 +173,8 @@ pub enum TraceStep {
     /// No Service has the port of the cluster IP. `connect(2)` of a UDP socket succeeds nevertheless, and the socket's
     /// datagrams are refused; the verdict is about system calls that send a datagram.
     UdpConnectSucceeds,
-    /// The packet replaces a caught flow. It enters the node again through the catch device, and the program at ingress
-    /// begins the new flow.
+    /// The packet begins a flow that replaces the one in the flow table. The packet enters the node again through the
+    /// catch device, and the program at ingress creates the new flow.
     BeginsAtIngress,
     /// Another flow to the backend uses the client's source port.
     PortTaken {
@@ -298,7 +298,7 @@ pub enum Unlisted {
     UnknownVip,
     /// An unassigned address in a range of cluster IPs; the settings say that packets to it pass.
     Unknown,
-    /// A VIP that is no cluster IP of this proxy: an address of the node or of a load balancer, an external IP, or a
+    /// A VIP that is no cluster IP of this proxy: an address of the node, a load balancer address, an external IP, or a
     /// cluster IP that another proxy serves.
     NoClusterIp,
     /// A cluster IP, at a port that no Service has.

@@ -294,7 +294,7 @@ fn system_call_to_an_unlisted_port_is_refused_whatever_the_segment() {
 }
 
 /// The flow table has the entry of a caught connection that has ended. The program at egress leaves the SYN of the next
-/// connection to the program at ingress, because the packet enters the node again and passes that program.
+/// connection to the program at ingress, which the packet passes when it enters the node again.
 #[test]
 fn egress_leaves_the_syn_after_a_caught_connection_to_ingress() {
     let mut shelf = shelf(0, 1);
@@ -387,7 +387,7 @@ fn limits_on_new_connections_are_explained() {
     let rate = |connections, seconds| ConnectionRate { connections, seconds };
     shelf.limits = Some(ConnectionLimits { service: rate(60, 60), client: rate(2, 1) });
     let syn = question(HookPoint::Ingress, 80);
-    // XDP leaves such a packet to tc, so both hooks give the same answer.
+    // XDP leaves a SYN to a Service with limits to tc, so both hooks give the same answer.
     let limits = |shelf: &Shelf| {
         let [at_tc, at_xdp] =
             [HookPoint::Ingress, HookPoint::Xdp].map(|hook| said(shelf, &question(hook, 80)));

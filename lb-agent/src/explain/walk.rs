@@ -36,7 +36,7 @@ pub(super) struct Walk<'a, T> {
     pub(super) segment: Segment,
     pub(super) steps: Vec<TraceStep>,
     /// Whether the XDP program has chosen a backend, and then left the packet to tc. If the flow to that backend is
-    /// routed, the program has created it.
+    /// routed, the program has also created that flow.
     pub(super) is_left_by_xdp: bool,
 }
 

@@ -9,8 +9,8 @@ use tokio::net::{TcpListener, TcpSocket};
 /// through Go.
 const BACKLOG: u32 = 4096;
 
-/// Listens on the address. A socket on `::` accepts only IPv6, so that another one can listen on `0.0.0.0` at the same
-/// port.
+/// Listens on the address. A socket on `::` accepts only IPv6, so that another socket can listen on `0.0.0.0` at the
+/// same port.
 pub(super) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,

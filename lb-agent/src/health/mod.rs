@@ -2,8 +2,8 @@
 //!
 //! `/healthz` and `/livez` ([`router`]) report the agent's health by the rule of [`Freshness`]: an agent is alive
 //! unless a change has waited for too long, and healthy if it is alive and has synchronised at least once. `/healthz`
-//! also answers 503 while load balancers may send no traffic to the node. Each Service with a `healthCheckNodePort` has
-//! a server where load balancers check whether this node has endpoints of the Service ([`Servers`]).
+//! also answers 503 while load balancers must not send traffic to the node. Each Service with a `healthCheckNodePort`
+//! has a server where load balancers check whether this node has endpoints of the Service ([`Servers`]).
 
 mod answer;
 mod freshness;

@@ -29,7 +29,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How long a closing server waits for responses that are still being sent.
 const LAST_MOMENT: Duration = Duration::from_secs(1);
 
-/// The Services with a `healthCheckNodePort`, each with this port and, by family, its number of endpoints on this node.
+/// For each Service with a `healthCheckNodePort`: this port, and for each family the number of the Service's endpoints
+/// on this node.
 pub type Checks = BTreeMap<ObjectName, HealthCheck>;
 
 /// Callback that reports a Service whose server cannot be started, and why.
@@ -221,7 +222,7 @@ async fn respond(Shared(asked): Shared<Asked>) -> impl IntoResponse {
     answer(&asked.service, local_endpoints, (asked.healthy)())
 }
 
-/// Waits for the next change of the value; forever if its sender is closed.
+/// Waits for the next change of the watched value; forever if the channel's sender is closed.
 async fn change<T>(watched: &mut watch::Receiver<T>) {
     if watched.changed().await.is_err() {
         future::pending::<()>().await;

@@ -24,8 +24,8 @@ struct HostRule {
     flaw: Flaw,
 }
 
-/// A property by which a rule selects packets, but which packets to Services never have in netfilter: the programs
-/// translate them before.
+/// A property by which a rule selects packets. Packets to Services never have this property in netfilter, because the
+/// programs have translated them before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
     /// A node port as destination port. The rule never matches, because the programs replace the port before netfilter
@@ -34,8 +34,8 @@ enum Flaw {
     /// A local destination address: the rule is meant to mark packets to node ports, but their destination is already
     /// an endpoint.
     LocalDestination,
-    /// The DNAT state of a connection in the kernel's conntrack. No connection to a Service has it, because conntrack
-    /// does not see the programs' translation.
+    /// The DNAT state of a connection in the kernel's conntrack. No connection to a Service has this state, because
+    /// conntrack does not see the programs' translation.
     Dnat,
 }
 

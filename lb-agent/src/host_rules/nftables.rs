@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Flaw, HostRule, are_node_ports};
 
-/// Names of tables that iptables-nft makes; `iptables-save` shows their rules in full.
+/// Names of tables that iptables-nft creates; `iptables-save` shows their rules in full.
 const OF_IPTABLES: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
 /// Name of kube-proxy's table, which [leftovers](crate::leftovers) reports as a whole.
 const OF_KUBE_PROXY: &str = "kube-proxy";

@@ -1,7 +1,7 @@
 //! Reports that the API server has some CRDs of MetalLB but lacks others. An agent that starts in this state announces
 //! nothing by the protocol (layer 2 or BGP) that needs a missing CRD, and its watches report no error.
 //!
-//! If the API server has none of them, nothing is wrong: users may install them at any time.
+//! If the API server has no CRD of MetalLB, nothing is wrong: users may install the CRDs at any time.
 
 use tokio::time::Instant;
 use tracing::warn;

@@ -58,7 +58,7 @@ enum Occurrence {
         reason: &'static str,
         note: String,
     },
-    /// A map has no room for the Service, which keeps what it has.
+    /// A map has no room for the Service, which keeps the map entries that it has.
     MapFull {
         service: ObjectName,
         note: String,
@@ -101,7 +101,7 @@ impl Events {
         self.emit(Occurrence::MapFull { service, note });
     }
 
-    /// Queues an Event on a Service about its load balancer's address.
+    /// Queues a notice of the load balancer controller as an Event on the Service.
     pub(super) fn of_address(&self, notice: Notice) {
         self.emit(Occurrence::Address(notice));
     }

@@ -90,8 +90,8 @@ impl<K: Keyed> Kind for K {
     }
 }
 
-/// Selects the Services that kube-proxy selects, which are not headless, and those of other proxies: to the programs,
-/// the cluster IP of an unknown Service would be unassigned.
+/// Selects all Services that are not headless: those that kube-proxy selects, and those that other proxies serve. If
+/// the agent did not know the Services of other proxies, the programs would treat their cluster IPs as unassigned.
 pub(super) fn services() -> watcher::Config {
     all().fields("spec.clusterIP!=None")
 }

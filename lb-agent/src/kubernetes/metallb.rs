@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::{kind::Keyed, watched::Read};
 
 /// What the agent does with an object for BGP of which it has never read a valid version. Routes are in the kernel, and
-/// sessions in BIRD's file: both outlive the agent that made them.
+/// sessions in BIRD's file: both outlive the agent that created them.
 pub(super) const ROUTES_AND_SESSIONS_STAY: &str =
     "it is left out, but routes and BGP sessions that an earlier agent made from it stay";
 

@@ -97,9 +97,9 @@ impl Kind for NamedSlice {
     }
 }
 
-/// Follows the API server. `names` are synchronised once it has listed all Services and EndpointSlices, and has listed
-/// all Namespaces or refused to. If it refuses, Namespaces without Services have no names. While the API server does
-/// not answer, names keep their last state; the proxy's watches report why.
+/// Follows the API server. `names` are synchronised once the API server has listed all Services and EndpointSlices, and
+/// has listed, or has refused to list, all Namespaces. If the API server refuses, Namespaces without Services have no
+/// names. While the API server does not answer, names keep their last state; the proxy's watches report why.
 ///
 /// # Errors
 ///

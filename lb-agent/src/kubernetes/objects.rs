@@ -37,8 +37,8 @@ pub(super) struct Objects<K: Kind> {
     /// Triggers of changes, until [`Self::take_triggered`] returns them; none is from before `beginning`.
     triggered: Vec<Trigger>,
     beginning: SystemTime,
-    /// Strings that objects have in common, one copy of each. An object shares them as soon as it is read: if it did so
-    /// only after a long list, the freed copies would leave holes in the heap.
+    /// Strings that objects have in common, each stored once. An object shares them as soon as it is read: if it did so
+    /// only after a long list, the freed duplicates would leave holes in the heap.
     strings: Strings,
     /// Conditions of objects, until [`Self::handle`] logs them.
     unlogged: Vec<String>,
@@ -192,8 +192,8 @@ impl<K: Kind> Objects<K> {
         let stays = match (unread, &service) {
             (true, _) => K::AFTER_RESTART.to_owned(),
             // For the proxy this also holds after a restart, because the agent then reads that state from the kernel.
-            // Queries for DNS names of an unreadable object then get SERVFAIL, and the load balancer controller assigns
-            // no address until the object is readable.
+            // After a restart, queries for DNS names of an unreadable object get SERVFAIL, and the load balancer
+            // controller assigns no address until the object is readable.
             (false, Some(_)) => "its last good state stays in force".to_owned(),
             (false, None) => {
                 let then = K::AFTER_RESTART;

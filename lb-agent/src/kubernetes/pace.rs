@@ -28,8 +28,8 @@ impl<S> Paced<S> {
         Self { inner, begins: Arc::default() }
     }
 
-    /// The earliest time at which the request may be sent: for a watch, [`APART`] after the begin of the newest watch
-    /// of this path, and this watch becomes the newest one; for other requests, now.
+    /// The earliest time at which the request may be sent: for a watch, [`APART`] after the newest watch of this path
+    /// begins; for other requests, now. Records a watch as the newest one of its path.
     fn begin(&self, request: &Request<Body>) -> Instant {
         let now = Instant::now();
         let uri = request.uri();

@@ -48,9 +48,10 @@ const NODE_PATIENCE: Duration = Duration::from_secs(5);
 /// Watches the API server until the receiver of `events` is dropped. Sends changes. When all Services and
 /// EndpointSlices are listed, sends [`SourceEvent::Complete`], or [`SourceEvent::CompleteBut`] with the Services that
 /// have an object that was never readable, then [`SourceEvent::Synchronised`] once. Later, sends `CompleteBut` again
-/// when the set of these Services changes, and `Complete` as soon as none is left. `node_name` is the name of this
-/// node's Node object. `Synchronised`, and so the first write of maps, waits a few seconds for the API server to return
-/// the Node, to answer that it does not exist, or to refuse; if the Node arrives in time, its zone is sent before.
+/// when the set of these Services changes, and `Complete` as soon as no such Service is left. `Synchronised` permits
+/// the first write of maps. This task delays `Synchronised`, by a few seconds at most, until the API server has
+/// returned the Node `node_name`, has answered that this Node does not exist, or has refused the request. If the Node
+/// arrives in time, this task sends the Node's zone before `Synchronised`.
 ///
 /// # Errors
 ///
@@ -206,8 +207,8 @@ impl Follower {
             due.push(if all { SourceEvent::Complete } else { SourceEvent::CompleteBut(unread.clone()) });
             self.unread = Some(unread);
         }
-        // `Synchronised` comes last: it permits the first write of maps. By `Complete` or `CompleteBut`, that write
-        // knows what it may delete: not the Services with an unreadable object.
+        // `Synchronised` comes last: it permits the first write of maps. `Complete` or `CompleteBut` tells the writer
+        // before that write which Services it must not delete: those with an object that was never readable.
         if !self.synchronised {
             self.synchronised = true;
             due.push(SourceEvent::Synchronised);

@@ -106,7 +106,7 @@ fn tables(text: &str) -> Vec<(&str, Table<'_>)> {
     tables
 }
 
-/// Plans the removal of kube-proxy's chains from a table; `None` if the table has none that can be removed.
+/// Plans the removal of kube-proxy's chains from a table; `None` if the table has no such chain that can be removed.
 fn removal(name: &str, table: &Table<'_>) -> Option<Removal> {
     let mut chains: BTreeSet<&str> = table
         .chains

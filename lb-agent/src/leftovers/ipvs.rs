@@ -129,9 +129,9 @@ impl Server<'_> {
         self.at.parse().ok()
     }
 
-    /// Whether this virtual server seems to be a node port of one of `services`, which are the virtual servers on the
-    /// addresses of the interface: the port is in the default range of node ports, and one of `services` has all real
-    /// servers of this one.
+    /// Whether this virtual server seems to be a node port of a Service in `services`, the virtual servers on the
+    /// addresses of the interface. True if this virtual server has real servers and a port in the default range of node
+    /// ports, and a virtual server in `services` has the same protocol and all these real servers.
     fn is_node_port_of(&self, services: &[Self]) -> bool {
         let is_in_range = self.address().is_some_and(|address| NODE_PORTS.contains(&address.port()));
         let shares = |other: &Self| other.protocol == self.protocol && self.real.is_subset(&other.real);

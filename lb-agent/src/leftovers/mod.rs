@@ -132,7 +132,8 @@ impl Findings {
         advice(&self.leftovers).into_iter().chain(self.errors.iter().map(ToString::to_string)).collect()
     }
 
-    /// The output of a tool, as [`output_of`] gives it; `None` if the tool is missing or fails. Adds a failure to the errors.
+    /// The output of a tool, as [`output_of`] gives it; `None` if the tool is missing or fails. Adds a failure to the
+    /// errors.
     fn output_of(&mut self, program: &str, arguments: &[&str]) -> Option<String> {
         output_of(program, arguments).unwrap_or_else(|error| {
             self.errors.push(error);

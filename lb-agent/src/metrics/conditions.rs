@@ -1,5 +1,5 @@
 //! The metrics `lb_healthy`, and `lb_conditions{about="…"}`: how many conditions the agent reports. `lb-agent status`
-//! lists more: also failures, shortages, and what it finds itself.
+//! lists more: also failures, shortages, and conditions that the command itself finds.
 
 use std::fmt;
 

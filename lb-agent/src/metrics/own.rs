@@ -249,7 +249,8 @@ impl Metrics {
         self.own.devices.get_or_create(&Kind { kind }).set(gauge(count));
     }
 
-    /// Records a GC pass that left `flows` flows and deleted `expired` connections, `early` of those before their timeout.
+    /// Records a GC pass that left `flows` flows and deleted `expired` connections, `early` of those before their
+    /// timeout.
     pub(crate) fn swept(&self, flows: usize, expired: usize, early: usize) {
         self.own.flows.set(gauge(flows));
         self.own.flows_expired.inc_by(expired as u64);

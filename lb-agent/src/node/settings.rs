@@ -80,7 +80,8 @@ fn unspecified() -> Address {
     bytemuck::Zeroable::zeroed()
 }
 
-/// Merges adjacent networks, and keeps as many as the map can hold. Returns a condition that names the others.
+/// Merges adjacent networks, and keeps as many as the map can hold. Returns a condition that names the networks left
+/// out.
 fn fit(what: &str, networks: &[IpNet]) -> (Networks, Option<String>) {
     let mut merged = IpNet::aggregate(&networks.to_vec());
     merged.sort_unstable();

@@ -27,8 +27,9 @@ pub struct CheckReport {
     pub name: String,
     /// The check, as in the annotation `lb.dev/health-check`.
     pub check: String,
-    /// Milliseconds from one probe to the next, on average. While results contradict the verdict, the pause is the
-    /// timeout if that is shorter, unless the target is held because it flaps.
+    /// Milliseconds from one probe to the next, on average. While the results of a target contradict its verdict, the
+    /// agent uses the timeout as the interval if the timeout is shorter, except for a target that is held because it
+    /// flaps.
     pub interval_milliseconds: u64,
     /// Time limit of a probe, in milliseconds.
     pub timeout_milliseconds: u64,
@@ -130,7 +131,7 @@ fn report(service: &ObjectName, check: &Check) -> CheckReport {
 
 impl CheckReport {
     /// Whether the check applies to service ports of this protocol. A check of a kind that this version does not know
-    /// applies to none.
+    /// applies to no protocol.
     pub fn covers(&self, protocol: &str) -> bool {
         let probe = self.check.parse::<Probe>();
         probe.is_ok_and(|Probe { kind, port }| port.is_some() || kind.protocol().as_str() == protocol)

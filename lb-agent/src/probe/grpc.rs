@@ -1,5 +1,5 @@
-//! Probes by `grpc.health.v1.Health/Check`, as kubelet sends them. This module encodes the messages itself: each has
-//! only one field, so its code is shorter than the input that a code generator would need.
+//! Probes by `grpc.health.v1.Health/Check`, as kubelet sends them. This module encodes the messages itself: each
+//! message has only one field, so this code is shorter than the input that a code generator would need.
 
 use std::net::SocketAddr;
 

@@ -60,8 +60,9 @@ pub(crate) struct Prober {
     /// When the file of unhealthy targets was last written.
     written: Option<Instant>,
     started: Instant,
-    /// When the task removes the unhealthy targets of an earlier agent that no Service uses. `None` if there are none,
-    /// and before the first targets, which come with the first plan, once the sources have sent all readable objects.
+    /// When the task removes the unhealthy targets of an earlier agent that no Service uses. `None` if there are none.
+    /// Also `None` before the first targets: they come with the first plan, once the sources have sent all readable
+    /// objects.
     forget_at: Option<Instant>,
     running: JoinSet<(Target, Result<(), Failure>)>,
     /// Backends that leave SYNs of clients unanswered; `None` without `--syn-retries`, because the programs record such
@@ -137,8 +138,8 @@ impl Prober {
         }
     }
 
-    /// Starts the probes that are due. Returns when the next one is due; `None` if [`Monitor::MOST_PROBES`] are running,
-    /// or no other probe is scheduled.
+    /// Starts the probes that are due. Returns when the next one is due; `None` if [`Monitor::MOST_PROBES`] are
+    /// running, or no other probe is scheduled.
     fn start_due(&mut self) -> Option<Instant> {
         let now = self.started.elapsed();
         let mut monitor = self.observers.board.lock();

@@ -35,9 +35,9 @@ impl Pressure {
 }
 
 /// Seconds by which the second flow of a masqueraded connection outlives the first while there is no pressure: without
-/// the second flow, packets would go to the backend with the client's address. Under pressure both may expire at the same
-/// time: GC keeps the second flow as long as the first one exists, and a program that evicts the second flow deletes the
-/// first one.
+/// the second flow, packets would go to the backend with the client's address. Under pressure both may expire at the
+/// same time: GC keeps the second flow as long as the first one exists, and a program that evicts the second flow
+/// deletes the first one.
 const MASQUERADE_EXTRA_SECONDS: u32 = 15;
 
 /// Seconds until the idle flow expires without pressure; 0 when it has expired. `entry` and `other` are as in

@@ -39,9 +39,9 @@ pub mod flow_flags {
     pub const MASQUERADED: u8 = 128;
 
     /// A caught flow: its client's device has no programs, so the stack routes its packets into the [catch
-    /// device](crate::device_flags::CATCH), at whose egress both directions are translated (the first packet of a flow
-    /// that begins there, at its ingress). Translated packets have the VIP as source, so that the stack also routes
-    /// replies into the catch device.
+    /// device](crate::device_flags::CATCH). The program at the egress of the catch device translates both directions.
+    /// If the flow begins at the catch device, the program at the ingress of that device translates the first packet.
+    /// Translated packets have the VIP as source, so that the stack also routes replies into the catch device.
     pub const CAUGHT: u8 = HAIRPIN | AT_EGRESS;
 
     /// The flags of the reverse entry. One hook (ingress or egress) translates both directions of a hairpin, caught or
@@ -50,7 +50,8 @@ pub mod flow_flags {
         flags ^ if flags & (HAIRPIN | ROUTED) != 0 { REPLY } else { REPLY | AT_EGRESS }
     }
 
-    /// The number of entries that a new connection needs, if these are the flags of the forward entry of its first flow.
+    /// The number of entries that a new connection needs, if these are the flags of the forward entry of the
+    /// connection's first flow.
     pub const fn entries(flags: u8) -> usize {
         match flags {
             _ if flags & TUNNEL != 0 => 1,
@@ -67,8 +68,8 @@ pub mod flow_flags {
     }
 }
 
-/// Bits of [`Flow::seen`]: what this direction has sent so far. SCTP chunks count as the segments that
-/// [`Segment::of_chunk`](crate::conntrack::Segment::of_chunk) makes of them.
+/// Bits of [`Flow::seen`]: what this direction has sent so far. SCTP chunks count as the segments to which
+/// [`Segment::of_chunk`](crate::conntrack::Segment::of_chunk) converts them.
 pub mod seen {
     /// A packet other than a RST.
     pub const PACKET: u8 = 1;
@@ -83,7 +84,8 @@ pub mod seen {
     /// Datagrams that span more than about 2 s, and so are more than one query and its answer.
     pub const STREAM: u8 = 32;
     /// A TCP segment without SYN: from then on, a SYN is implausible, see
-    /// [`Flow::observe_segment`](super::Flow::observe_segment). In SCTP, a packet that does not begin with INIT or INIT ACK.
+    /// [`Flow::observe_segment`](super::Flow::observe_segment). In SCTP, a packet that does not begin with INIT or INIT
+    /// ACK.
     pub const SYNCHRONISED: u8 = 64;
     /// With [`PROXY_PROTOCOL`](super::flow_flags::PROXY_PROTOCOL). In the entry of the client's direction: the programs
     /// have sent the PROXY protocol header. In the reverse entry: the backend has acknowledged the whole header.
@@ -212,7 +214,7 @@ impl Flow {
         self.flags & flow_flags::SECOND_OF_MASQUERADED != 0
     }
 
-    /// Whether this is the reverse entry of the flow whose forward entry has the key `from`, or the other way round.
+    /// Whether this entry and the entry with the key `from` are the two entries of one flow.
     #[inline(always)]
     pub fn leads_back_to(&self, from: &Tuple) -> bool {
         self.to.reversed() == *from
@@ -291,9 +293,9 @@ impl Flow {
         (traffic >> BYTE_COUNT_BITS) as u16
     }
 
-    /// Continues the counters of the `earlier` flow of the same tuple that this one replaces, so that a periodic reader
-    /// counts the packets of both. Also counts the replaced flows; beyond 65,535 of them, all counters start from 0
-    /// again.
+    /// Continues the counters of `earlier`, the flow of the same tuple that this flow replaces, so that a periodic
+    /// reader counts the packets of both. Also counts the replaced flows; beyond 65,535 of them, all counters start
+    /// from 0 again.
     #[inline(always)]
     pub const fn continue_counters(&mut self, earlier: &Self) {
         (self.packets, self.traffic) = match earlier.traffic.checked_add(1 << BYTE_COUNT_BITS) {

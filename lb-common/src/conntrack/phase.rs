@@ -129,10 +129,10 @@ impl Phase {
         }
     }
 
-    /// Whether a flow in this phase may be evicted when the flow table is nearly full: any but an established
-    /// connection. (Tunnelled flows may be evicted in every phase.) A sender with a forged address can begin the other
-    /// flows: UDP has no handshake, and a stream is two datagrams and an answer. A connection that is closing may be
-    /// evicted as in nf_conntrack (`tcp_can_early_drop`).
+    /// Whether a flow in this phase may be evicted when the flow table is nearly full: true for every phase but
+    /// [`Self::Established`]. (Tunnelled flows may be evicted in every phase.) A sender with a forged address can begin
+    /// flows that never complete a handshake, and UDP flows: UDP has no handshake, and a stream is two datagrams and an
+    /// answer. A connection that is closing may be evicted as in nf_conntrack (`tcp_can_early_drop`).
     pub const fn is_evictable(self) -> bool {
         !matches!(self, Self::Established)
     }

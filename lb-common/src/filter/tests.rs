@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{MAX_NETWORKS, protocol};
 
-/// The words of a filter; a missing one is 0.
+/// The words of a filter; a word that is not in the map is 0.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Words(RefCell<BTreeMap<usize, u64>>);
 
@@ -235,7 +235,8 @@ mod interleavings {
         asker: Asker,
         /// Steps of the agent so far.
         agent: usize,
-        /// Which programs the agent's grace period waits for: the two that insert, and the one that asks.
+        /// Which programs the agent's grace period waits for: the two programs that insert entries, and the program
+        /// that looks for an entry.
         waits_for: Option<[bool; 3]>,
     }
 

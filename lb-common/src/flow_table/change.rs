@@ -11,7 +11,7 @@ pub enum Replace<S> {
     Absent,
 }
 
-/// Replaces the value of an entry. Readers find the earlier value, then for a moment none, then the new one.
+/// Replaces the value of an entry. Readers find the earlier value, then for a moment no entry, then the new value.
 #[inline(always)]
 pub fn replace<M: Overflow>(table: &M, places: &Places, key: &M::Key, value: &M::Value) -> Replace<M::Slot> {
     for _ in 0..ATTEMPTS {
@@ -47,7 +47,7 @@ pub fn remove<M: Overflow>(table: &M, places: &Places, key: &M::Key) -> bool {
     removed
 }
 
-/// Removes exactly this entry, and not a later one in the same slot. Returns whether this call has removed it.
+/// Removes exactly this entry, and not a later entry in the same slot. Returns whether this call has removed the entry.
 #[inline(always)]
 pub fn remove_entry<M: Memory>(memory: &M, entry: &Entry<M::Slot>) -> bool {
     memory.compare_exchange(entry.slot, entry.control, entry.control.freed())

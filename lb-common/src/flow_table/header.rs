@@ -7,11 +7,11 @@ use crate::layout::describe;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct Header {
-    /// The secret of the table. The agent sets it before it attaches a program to a new table, and never again. A
-    /// multiplier of 0 shows a new table.
+    /// The secret of the table. The agent sets the secret of a new table before it attaches a program to the table, and
+    /// never changes it. A multiplier of 0 shows a new table.
     pub seed: Seed,
     /// At least the number of entries in the overflow. It also counts inserts that are still running, and unfinished
-    /// ones of an agent that was killed.
+    /// inserts of an agent that was killed.
     pub overflow: u64,
     /// Whether new entries go to the overflow even if the table has a place for them: 1, or 0. The agent leaves it 0;
     /// tests set it.

@@ -11,7 +11,7 @@ pub enum Insert<S> {
     Inserted(S),
     /// The entry is in the overflow.
     Overflowed,
-    /// The key has an entry, another insert of the same key is about to make one, or another CPU has already removed
+    /// The key has an entry, another insert of the same key is about to create one, or another CPU has already removed
     /// the new entry.
     Exists,
     /// Neither the table nor the overflow has room.
@@ -21,8 +21,8 @@ pub enum Insert<S> {
 /// Maximum number of attempts at a slot: an attempt fails if the slot changes meanwhile.
 pub(super) const ATTEMPTS: u32 = 3;
 
-/// Inserts an entry if its key is new: into a free place, else into one that it evicts an entry from, else into the
-/// overflow. If several CPUs insert the same key at once, at most one succeeds.
+/// Inserts an entry if its key is new: into a free place, else into a place from which it evicts another entry, else
+/// into the overflow. If several CPUs insert the same key at once, at most one succeeds.
 pub fn insert_new<M: Overflow>(
     table: &M,
     evict: &mut impl Evict<M>,
@@ -58,8 +58,8 @@ pub fn insert_free<M: Overflow>(
     Some(if is_new { Insert::Inserted(claim.slot) } else { Insert::Exists })
 }
 
-/// The second part of [`insert_new`]: evicts an expired entry, or else an unproven one, from one of the places, if
-/// there is one.
+/// The second part of [`insert_new`]: evicts an expired entry from one of the places, or, if no place has an expired
+/// entry, an unproven entry. Does nothing if no place has either.
 #[inline(always)]
 pub fn make_room<M: Memory>(table: &M, evict: &mut impl Evict<M>, places: &Places) {
     // (One loop for both passes over the places: of two nested loops, LLVM would unroll the outer one.)
@@ -134,8 +134,8 @@ fn claim_free<M: Memory>(table: &M, places: &Places) -> Option<Claim<M::Slot>> {
     None
 }
 
-/// Makes the complete slot a live entry, unless another place or the overflow has the key. Returns whether it did; if
-/// not, the slot is free.
+/// Makes the complete slot a live entry, unless another place or the overflow has the key. Returns whether the slot now
+/// holds a live entry; if not, the slot is free.
 #[inline(always)]
 fn publish<M: Overflow>(table: &M, places: &Places, key: &M::Key, claim: &Claim<M::Slot>) -> bool {
     let tentative = claim.control.tentative(places.fingerprint());
@@ -160,7 +160,7 @@ pub fn insert_into_overflow<M: Overflow>(
     value: &M::Value,
 ) -> Insert<M::Slot> {
     // Counts the entry before inserting it: then either another insert of the key reads this count, or this insert
-    // finds the other's entry below.
+    // finds the entry of the other insert below.
     table.add_to_count(1);
     let result = match table.insert(key, value) {
         OverflowInsert::Inserted if win_all_places(table, places, key, None) => return Insert::Overflowed,
@@ -197,8 +197,8 @@ fn win_all_places<M: Memory>(table: &M, places: &Places, key: &M::Key, own: Opti
 }
 
 /// Whether this place, whose slot has the fingerprint of the key, has no entry with the key. Kills a tentative entry
-/// that gives way to this insert. `comes_first` is whether the place of this insert comes before the entry's. Returns
-/// `false` if the slot changes during each of three attempts.
+/// that gives way to this insert. `comes_first` is whether the place of this insert comes before the place of that
+/// entry. Returns `false` if the slot changes during each of three attempts.
 #[inline(always)]
 pub fn win_place<M: Memory>(
     table: &M,
@@ -226,8 +226,8 @@ pub fn win_place<M: Memory>(
     false
 }
 
-/// Whether another tentative entry of the same key gives way to this one. An agent's entry gives way to a program's,
-/// because the agent may have been killed; otherwise the entry in the later place gives way.
+/// Whether another tentative entry of the same key gives way to the entry of this insert. An agent's entry gives way to
+/// a program's entry, because the agent may have been killed; otherwise the entry in the later place gives way.
 #[inline(always)]
 const fn gives_way<M: Memory>(other: Control, comes_first: bool) -> bool {
     if other.is_agents() == M::IS_AGENT { comes_first } else { other.is_agents() }

@@ -3,8 +3,9 @@ use super::{Control, Places, insert};
 /// The slots of a table, as one user of it (a program, the agent, a test) reaches them.
 ///
 /// *Fully ordered* means: on every CPU, all loads and stores before the operation in program order happen before all
-/// that follow it. BPF atomic operations that return a value are fully ordered, except a compare-and-swap that fails.
-/// Every other load and store may be reordered with its neighbours, unless the method's documentation excludes that.
+/// loads and stores after the operation. BPF atomic operations that return a value are fully ordered, except a
+/// compare-and-swap that fails. Every other load and store may be reordered with its neighbours, unless the method's
+/// documentation excludes that.
 pub trait Memory: Sized {
     /// The type that names one slot of this memory.
     type Slot: Copy;
@@ -13,7 +14,8 @@ pub trait Memory: Sized {
     /// The value of an entry.
     type Value;
 
-    /// Whether this is the agent, whose unfinished claims outlive it when it is killed. Programs always finish.
+    /// Whether this user of the table is the agent: if the agent is killed, its unfinished claims stay in the slots.
+    /// Programs always finish.
     const IS_AGENT: bool;
 
     /// The slot with this index; `None` beyond the end of the table.
@@ -29,7 +31,7 @@ pub trait Memory: Sized {
     /// Loads the control word again, after all earlier loads from the slot.
     fn control_after(&self, slot: Self::Slot) -> Control;
 
-    /// Exchanges the control word for `to` if it is `from`; returns whether it was. Fully ordered if it was.
+    /// Replaces the control word by `to` if it is `from`; returns whether it was `from`. Fully ordered if so.
     fn compare_exchange(&self, slot: Self::Slot, from: Control, to: Control) -> bool;
 
     /// Sets the control word by an atomic exchange. Fully ordered.
@@ -111,7 +113,7 @@ impl<T: OnSlots> Memory for T {
 
 /// A memory from which entries can be copied.
 pub trait Snapshot: Memory {
-    /// Copies key and value, which may be those of two flows if the slot changes meanwhile.
+    /// Copies key and value, which may come from two different flows if the slot changes meanwhile.
     fn copy(&self, slot: Self::Slot) -> (Self::Key, Self::Value);
 }
 

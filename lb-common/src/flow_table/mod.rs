@@ -2,8 +2,8 @@
 //! without locks.
 //!
 //! Every tuple has eight places: four neighbouring slots at each of two positions that a keyed hash determines. An
-//! entry takes the first free one. If there is none, a program evicts an expired or unproven entry from one of the
-//! places; if no entry can be evicted, the new one goes to the *overflow*, the hash map `CONNTRACK`. The agent evicts
+//! entry takes the first free place. If no place is free, a program evicts an expired or unproven entry from one of the
+//! places; if no entry can be evicted, the new entry goes to the *overflow*, the hash map `CONNTRACK`. The agent evicts
 //! nothing to insert an entry.
 //!
 //! ```text

@@ -58,7 +58,7 @@ pub struct Places {
     fingerprint: u32,
 }
 
-/// The lowest bit of the hash that determines the second position. The first position comes from the bits from bit 0
+/// The lowest of the hash bits that determine the second position. The first position comes from the bits from bit 0
 /// on.
 const SECOND_POSITION_SHIFT: u32 = 22;
 

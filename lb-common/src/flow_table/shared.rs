@@ -23,7 +23,7 @@ pub struct SharedSlots<'a> {
 }
 
 impl<'a> SharedSlots<'a> {
-    /// The slots in `words`; an incomplete one at the end is left out.
+    /// The slots in `words`; an incomplete slot at the end is left out.
     pub const fn new(words: &'a [AtomicU64]) -> Self {
         Self { words }
     }
@@ -38,12 +38,12 @@ impl<'a> SharedSlots<'a> {
         self.len() == 0
     }
 
-    /// Changes the flow of an entry in place, as a packet does: lookups find the entry all the time. Returns false if
-    /// the entry is gone, or if packets have changed it during each of several attempts.
+    /// Changes the flow of an entry in place, as programs do for a packet: lookups find the entry all the time. Returns
+    /// false if the entry is gone, or if programs have changed the flow during each of several attempts.
     ///
-    /// Each word changes by a compare-and-swap from the value that `change` has seen, so what a packet has written to a
-    /// word since then is not overwritten. `change` may run several times, and must be idempotent: a failed attempt may
-    /// have written some words.
+    /// Each word changes by a compare-and-swap from the value that `change` has seen, so `change` never overwrites what
+    /// a program has written to a word since then. `change` may run several times, and must be idempotent: a failed
+    /// attempt may have written some words.
     pub fn change(&self, entry: &Entry<<Self as Memory>::Slot>, change: impl Fn(&mut Flow)) -> bool {
         (0..ATTEMPTS).any(|_| {
             let before = load::<FLOW_WORDS>(&entry.slot[FLOW..]);
@@ -61,7 +61,7 @@ impl<'a> SharedSlots<'a> {
     }
 }
 
-/// Attempts to change a flow that packets change at the same time.
+/// Maximum number of attempts to change a flow that programs change at the same time.
 const ATTEMPTS: u32 = 16;
 
 fn load<const N: usize>(words: &[AtomicU64]) -> [u64; N] {

@@ -47,7 +47,8 @@ impl ServiceSpec {
         }
     }
 
-    /// Whether the Service has a `healthCheckNodePort`: a load balancer under `externalTrafficPolicy: Local` has one.
+    /// Whether the Service has a `healthCheckNodePort`: a Service of type `LoadBalancer` under
+    /// `externalTrafficPolicy: Local` has one.
     pub fn has_health_check_port(&self) -> bool {
         self.is_load_balancer() && self.external_traffic_policy.as_deref() == Some("Local")
     }

@@ -1,4 +1,5 @@
-//! The fields of MetalLB's kinds for BGP: `BGPPeer` of `metallb.io/v1beta2`, and the others of `metallb.io/v1beta1`.
+//! The fields of MetalLB's kinds for BGP: `BGPPeer` of `metallb.io/v1beta2`, and the other kinds of
+//! `metallb.io/v1beta1`.
 
 use serde::Deserialize;
 use serde_json::Value;

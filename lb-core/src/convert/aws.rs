@@ -13,16 +13,17 @@ const NO_ADDRESS: &str =
 /// The source of a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// A folder of manifests: the load balancer is this project.
+    /// A folder of manifests: this project is the load balancer of the Service.
     Manifests,
-    /// An API server: the load balancer may be one of a cloud.
+    /// An API server: the load balancer of the Service may be that of a cloud.
     Cluster,
 }
 
 /// `metadata.annotations`.
 type Annotations = BTreeMap<String, String>;
 
-/// The annotations of a Service without those of AWS that do not apply to it; and the latter, with the reasons.
+/// The annotations that apply to a Service (all except some annotations of AWS), and a list of the annotations that do
+/// not apply, with the reasons. `None` if the Service has no annotations.
 pub(super) fn applicable(
     service: &api::Service,
     origin: Origin,
@@ -56,7 +57,8 @@ fn why(service: &api::Service, origin: Origin, name: &str) -> Option<&'static st
     if changes_connections && origin == Origin::Cluster { of_other_load_balancer(service) } else { None }
 }
 
-/// Why the load balancer of a Service in a cluster is not this project, or may be another one; else `None`.
+/// Why a load balancer of a cloud, not this project, serves the Service or may serve it; `None` if this project serves
+/// it.
 fn of_other_load_balancer(service: &api::Service) -> Option<&'static str> {
     let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let ingress = status.and_then(|status| status.ingress.as_deref()).unwrap_or_default();
@@ -85,7 +87,8 @@ mod tests {
         changing.chain(health::AWS).chain([CROSS_ZONE])
     }
 
-    /// The reason why the annotation does not apply to such a Service.
+    /// Why the annotation `name` does not apply to a Service of type `kind` with this `ingress` in its status; `None`
+    /// if it applies.
     #[expect(clippy::unwrap_in_result, reason = "a test panics")]
     fn ignored(name: &str, kind: &str, ingress: Value, origin: Origin) -> Option<&'static str> {
         let service = json!({

@@ -14,7 +14,7 @@ const PREFIXES: [&str; 3] =
     ["service.beta.kubernetes.io/", "service.kubernetes.io/qcloud-", "service.kubernetes.io/tke-"];
 
 /// The annotations by which clouds make a load balancer internal, with the values that do so; an empty list means any
-/// text that does not ask for a public one ([`ASKS_FOR_PUBLIC`]).
+/// text that does not ask for a public load balancer ([`ASKS_FOR_PUBLIC`]).
 pub(crate) const ASKS_FOR_INTERNAL: [(&str, &[&str]); 9] = [
     // GKE accepts both spellings, and Kubernetes 1.7.0 to 1.7.3 only lower case.
     ("networking.gke.io/load-balancer-type", &["Internal", "internal"]),
@@ -35,15 +35,15 @@ const NOT_INTERNAL: &str = "this value does not ask for an internal load balance
 const TLS: &str = "TLS is not terminated here, and the port stays as it is: let the backends, or a proxy that is the \
                    backend, terminate TLS";
 const LOGS: &str = "the flow log is a file of the node (--flow-log): ship it with a log collector";
-/// Annotations of clouds that have an effect, apart from those about health checks, timeouts, the PROXY protocol and
-/// internal load balancers.
+/// Annotations of clouds that have an effect, apart from annotations about health checks, timeouts, the PROXY protocol
+/// and internal load balancers.
 const SERVED: [&str; 3] = [CROSS_ZONE, ACCESS_LOG, ACCESS_LOG_INTERVAL];
 const ATTRIBUTES: &str = "of these attributes, only proxy_protocol_v2.enabled has an effect";
 const BILL: &str = "it is about the bill of a cloud";
 const CLOUD: &str = "it configures an object of a cloud, which this load balancer does not have";
 
-/// An annotation; those of its values that need no report, because they ask for what happens anyway; and why its other
-/// values have no effect.
+/// The name of an annotation; the values that need no report, because they ask for what happens anyway; and why all
+/// other values of the annotation have no effect.
 type Ignored = (&'static str, &'static [&'static str], &'static str);
 
 const IGNORED: [Ignored; 17] = [

@@ -16,13 +16,13 @@ const AWS_IDLE_TIMEOUT: &str = "service.beta.kubernetes.io/aws-load-balancer-con
 /// The annotations of AWS that this module reads.
 pub(super) const AWS: [&str; 3] = [AWS_DRAINS, AWS_DRAIN_TIMEOUT, AWS_IDLE_TIMEOUT];
 
-/// The drain timeout of AWS where draining is enabled and no annotation sets another.
+/// The drain timeout of AWS where draining is enabled and no annotation sets another timeout.
 const AWS_DRAIN: Duration = Duration::from_mins(5);
 
 const DRAINS: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_hours(1);
 const IDLE: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(24);
 
-/// Sets the timeouts from the annotations; records those that are invalid, and those of AWS that have no effect. The
+/// Sets the timeouts from the annotations; records invalid annotations, and annotations of AWS that have no effect. The
 /// annotations of this project override those of AWS.
 pub(super) fn read(annotations: &BTreeMap<String, String>, settings: &mut ServiceSettings) {
     let text = |name| annotations.get(name).map(|text| text.trim());

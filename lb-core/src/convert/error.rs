@@ -104,7 +104,7 @@ impl Object {
     }
 }
 
-/// The items of a list that are set and valid; adds the errors of the invalid ones to `left_out`.
+/// The items of a list that are set and valid; adds the errors of the invalid items to `left_out`.
 pub(super) fn readable<T>(
     parts: impl Iterator<Item = Result<Option<T>, ConvertError>>,
     left_out: &mut Vec<ConvertError>,

@@ -1,6 +1,6 @@
 //! Converts the fields by which external clients reach a Service. Leaves out invalid and unknown values, and reports
-//! them as errors; the agent serves the rest of the Service. Addresses of `ipMode: Proxy` are left out without an error,
-//! and an invalid `healthCheckNodePort` is an error of the whole Service.
+//! them as errors; the agent serves the rest of the Service. Addresses of `ipMode: Proxy` are left out without an
+//! error, and an invalid `healthCheckNodePort` is an error of the whole Service.
 
 use std::net::IpAddr;
 
@@ -44,7 +44,7 @@ pub(super) fn external(
     Ok(external)
 }
 
-/// A traffic policy; absent and unknown ones are `Cluster`, as in kube-proxy.
+/// A traffic policy; an absent or unknown policy counts as `Cluster`, as in kube-proxy.
 pub(super) fn traffic_policy(
     object: &Object,
     field: &str,

@@ -1,6 +1,6 @@
 //! Reads the annotations that set health checks: those of this project, and those of AWS with the same meaning. If a
-//! Service has both, the annotation of this project applies; if it is invalid and sets an interval, a timeout or a
-//! threshold, that of AWS applies. An empty value stands for the default.
+//! Service has both, the annotation of this project applies, except an invalid annotation for an interval, a timeout or
+//! a threshold: then the annotation of AWS applies. An empty value stands for the default.
 
 use std::{collections::BTreeMap, ops::RangeInclusive, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
     probe::check::{Check, Kind, NOT_IN_PATHS, Probe, Timing, is_path},
 };
 
-/// The annotation that sets what a health check asks: `none`, or a [`Probe`].
+/// The annotation that sets the [`Probe`] of the health check; `none` turns the check off.
 pub const HEALTH_CHECK: &str = "lb.dev/health-check";
 /// The annotation that sets the usual time from one probe to the next ([`Timing::interval`]), such as `10s` or `500ms`;
 /// a number is seconds.
@@ -21,7 +21,8 @@ pub const TIMEOUT: &str = "lb.dev/health-check-timeout";
 pub const HEALTHY_THRESHOLD: &str = "lb.dev/health-check-healthy-threshold";
 /// The annotation that sets how many failures in a row make an endpoint unhealthy.
 pub const UNHEALTHY_THRESHOLD: &str = "lb.dev/health-check-unhealthy-threshold";
-/// The annotation that refuses new connections while all endpoints are unhealthy: `true` or `false`.
+/// The annotation that sets whether a node refuses new connections while it finds all endpoints unhealthy: `true` or
+/// `false`.
 pub const FAIL_CLOSED: &str = "lb.dev/fail-closed";
 
 const TIMINGS: [&str; 4] = [INTERVAL, TIMEOUT, HEALTHY_THRESHOLD, UNHEALTHY_THRESHOLD];
@@ -39,7 +40,8 @@ pub(super) const AWS: [&str; 7] =
     [AWS_PROTOCOL, AWS_PORT, AWS_PATH, AWS_INTERVAL, AWS_TIMEOUT, AWS_HEALTHY, AWS_UNHEALTHY];
 
 const BY_CHECK: &str = "lb.dev/health-check overrides it";
-/// Each annotation of AWS, the annotation of this project that overrides it, and how the agent reports that.
+/// Each annotation of AWS, the annotation of this project that overrides it, and the text by which the agent reports
+/// the override.
 const OVERRIDDEN: [(&str, &str, &str); 7] = [
     (AWS_PROTOCOL, HEALTH_CHECK, BY_CHECK),
     (AWS_PORT, HEALTH_CHECK, BY_CHECK),
@@ -57,8 +59,8 @@ const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duratio
 const TIMEOUTS: RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(600);
 const THRESHOLDS: RangeInclusive<u8> = 1..=100;
 
-/// Whether an annotation that defines the check is invalid: [`HEALTH_CHECK`], or, if there is a check, one for its
-/// timing or one of AWS. (Without a check, an annotation for its timing has no effect.)
+/// Whether an annotation that defines the check is invalid: [`HEALTH_CHECK`], or, if there is a check, an annotation
+/// for its timing or an annotation of AWS. (Without a check, an annotation for its timing has no effect.)
 pub(crate) fn has_invalid_check(settings: &ServiceSettings) -> bool {
     let is_used = |name: &str| TIMINGS.contains(&name) || AWS.contains(&name);
     let mut errors = settings.annotation_errors.iter().map(|error| error.annotation);
@@ -70,7 +72,7 @@ pub(crate) fn has_invalid_fail_closed(settings: &ServiceSettings) -> bool {
     settings.annotation_errors.iter().any(|error| error.annotation == FAIL_CLOSED)
 }
 
-/// Sets the check from the annotations; records those that are invalid, and those of AWS that have no effect.
+/// Sets the check from the annotations; records invalid annotations, and annotations of AWS that have no effect.
 pub(super) fn read(annotations: &BTreeMap<String, String>, settings: &mut ServiceSettings) {
     let mut reader = Reader { annotations, errors: &mut settings.annotation_errors };
     settings.fail_closed = reader.of(FAIL_CLOSED, boolean).unwrap_or_default();
@@ -165,7 +167,8 @@ impl Reader<'_> {
         self.of(name, |text| within(text, text.parse().ok(), &range))
     }
 
-    /// The annotations of AWS that others override. An invalid annotation for the timing overrides none.
+    /// The annotations of AWS that annotations of this project override. An invalid annotation for the timing overrides
+    /// no annotation of AWS.
     fn overridden(&self) -> Vec<IgnoredAnnotation> {
         let is_off = self.text(HEALTH_CHECK) == Some("none");
         let is_valid = |name| self.errors.iter().all(|error| error.annotation != name);

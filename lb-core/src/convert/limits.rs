@@ -15,7 +15,7 @@ pub const MAX_CONNECTIONS_PER_CLIENT: &str = "lb.dev/max-connections-per-client"
 /// inexact.
 const MOST: u32 = 1_000_000;
 
-/// Sets the limits from the annotations; records those that are invalid.
+/// Sets the limits from the annotations; records invalid annotations.
 pub(super) fn read(annotations: &BTreeMap<String, String>, settings: &mut ServiceSettings) {
     let mut of = |name| {
         let text = annotations.get(name)?.trim();

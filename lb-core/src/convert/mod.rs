@@ -70,8 +70,8 @@ pub fn object_name(kind: &'static str, metadata: &ObjectMeta) -> Result<ObjectNa
     }
 }
 
-/// Converts a Service. One without virtual addresses (headless, `ExternalName`, no `clusterIP` yet) becomes
-/// [`Change::Service`] with `None`. One that another proxy serves keeps only its cluster IPs. Invalid external
+/// Converts a Service. A Service without virtual addresses (headless, `ExternalName`, no `clusterIP` yet) becomes
+/// [`Change::Service`] with `None`. A Service that another proxy serves keeps only its cluster IPs. Invalid external
 /// addresses, invalid source ranges and ports without a number are left out. An unknown enum value is replaced by the
 /// default of its field, or the list item that contains it is left out.
 ///
@@ -126,12 +126,12 @@ fn unknown_type(object: &Object, spec: &api::ServiceSpec) -> Option<ConvertError
     Some(object.unsupported("spec.type", unknown, &rules::SERVICE_TYPES))
 }
 
-/// The cluster IPs; none for a headless Service, or one without an address yet.
+/// The cluster IPs; none for a headless Service, or for a Service without an address yet.
 pub(crate) fn cluster_ips(object: &Object, spec: &api::ServiceSpec) -> Result<Vec<IpAddr>, ConvertError> {
     rules::cluster_ips::stored(spec).map_err(|FieldError { field, why }| object.error(field, why))
 }
 
-/// The ports of the Service, without those that lack a number or have an unknown protocol.
+/// The ports of the Service, without the ports that lack a number or have an unknown protocol.
 fn service_ports(
     object: &Object,
     ports: &[api::ServicePort],

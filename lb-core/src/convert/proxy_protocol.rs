@@ -34,7 +34,7 @@ pub(super) fn read(annotations: &BTreeMap<String, String>, settings: &mut Servic
     settings.proxy_protocol = asks;
 }
 
-/// Whether a list of attributes has one other than [`AWS_ATTRIBUTE`].
+/// Whether a list of attributes has an attribute other than [`AWS_ATTRIBUTE`].
 pub(super) fn has_other_attributes(list: &str) -> bool {
     attributes(list).any(|(name, _)| name != AWS_ATTRIBUTE)
 }

@@ -13,12 +13,14 @@ pub(super) type Member<'a> = (EndpointKey, &'a Endpoint);
 /// The usable endpoints of a port, sorted by address and port.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(super) struct Categories<'a> {
-    /// The endpoints for clients under the traffic policy `Cluster`: the ready ones that [`Topology`] selects, or if no
-    /// endpoint is ready, those that still serve while they terminate; of these, the ones that [`healthy`] leaves. If
-    /// all of these are unhealthy, healthy ready endpoints that [`Topology`] does not select take over.
+    /// The endpoints for clients under the traffic policy `Cluster`. The candidates are the ready endpoints that
+    /// [`Topology`] selects; if no endpoint is ready, the endpoints that still serve while they terminate. [`healthy`]
+    /// selects among the candidates. If all candidates are unhealthy, healthy ready endpoints that [`Topology`] does
+    /// not select take over.
     pub(super) cluster: Vec<Member<'a>>,
-    /// The endpoints for clients under the traffic policy `Local`: the ready ones on this node, or if none is ready,
-    /// those on this node that still serve while they terminate; of these, the ones that [`healthy`] leaves.
+    /// The endpoints for clients under the traffic policy `Local`. The candidates are the ready endpoints on this node;
+    /// if this node has none, its endpoints that still serve while they terminate. [`healthy`] selects among the
+    /// candidates.
     pub(super) local: Vec<Member<'a>>,
     /// The endpoints of `local`, and those that `local` lacks because this node finds them unhealthy: other nodes may
     /// find them healthy and send flows to them.
@@ -31,11 +33,11 @@ pub(super) struct Categories<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Topology {
     Anywhere,
-    /// Those with a hint for the zone of this node.
+    /// The ready endpoints with a hint for the zone of this node.
     SameZone,
-    /// Those with a hint for this node.
+    /// The ready endpoints with a hint for this node.
     SameNode,
-    /// Those in the zone of this node.
+    /// The ready endpoints in the zone of this node.
     OwnZone,
 }
 
@@ -65,8 +67,8 @@ pub(super) fn categorize<'a>(
     let here = first(&|endpoint| endpoint.ready && is_local(endpoint, node), &|endpoint| {
         endpoint.serves_terminating() && is_local(endpoint, node)
     });
-    // Hints and zones are a preference: if all endpoints that they select are unhealthy, healthy ones elsewhere take
-    // over. The policy `Local` is a restriction: no endpoint on another node takes over.
+    // Hints and zones are a preference: if all endpoints that they select are unhealthy, healthy endpoints elsewhere
+    // take over. The policy `Local` is a restriction: no endpoint on another node takes over.
     let elsewhere = || if topology == Topology::Anywhere { Vec::new() } else { members(&|it| it.ready) };
     let cluster = healthy(cluster, elsewhere, health);
     let local = healthy(here.clone(), Vec::new, health);
@@ -74,8 +76,8 @@ pub(super) fn categorize<'a>(
     Categories { cluster, local, here, any }
 }
 
-/// The healthy endpoints of `members`, else those of `others`. If neither list has a healthy one, all of `members`,
-/// because the checks may be wrong; under `fail-closed`, none.
+/// The healthy endpoints of `members`; if there are none, the healthy endpoints of `others`. If neither list has a
+/// healthy endpoint, all of `members`, because the checks may be wrong; under `fail-closed`, none.
 fn healthy<'a>(
     members: Vec<Member<'a>>,
     others: impl FnOnce() -> Vec<Member<'a>>,

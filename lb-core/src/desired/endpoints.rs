@@ -33,7 +33,8 @@ pub(crate) fn of_service<'a>(
 }
 
 /// The endpoints that have this port. If several slices contain one endpoint, as they may while it moves from one slice
-/// to another, the entry with the greater [`preference`] counts: a running one rather than a terminating one.
+/// to another, the entry with the greater [`preference`] counts, for example an entry that is not terminating rather
+/// than a terminating entry.
 pub(super) fn of_port<'a>(
     port: &ServicePort,
     family: Family,

@@ -45,8 +45,8 @@ impl PortFrontends {
     /// them. Cluster IPs come first, because each is allocated to one Service; then the addresses that a load balancer
     /// assigns; then external IPs, which any user may set; and node ports last, as in kube-proxy.
     ///
-    /// A cluster IP that the node itself has is left out: its packets are for a process of the node, such as NodeLocal
-    /// DNSCache. (Load balancer addresses and external IPs often are addresses of nodes, so they stay.)
+    /// A cluster IP that the node itself has is left out: packets to it are for a process of the node, such as
+    /// NodeLocal DNSCache. (Load balancer addresses and external IPs often are addresses of nodes, so they stay.)
     pub(super) fn new(service: &Service, port: &ServicePort, family: Family, node: &Node) -> Self {
         let mut keys: Vec<(ServiceKey, FrontendKind)> = Vec::new();
         let mut add = |kind, addresses: &[IpAddr], number| {
@@ -75,7 +75,7 @@ impl PortFrontends {
     }
 
     /// Whether some frontend may use the endpoints of the whole cluster. Under `externalTrafficPolicy: Local`, external
-    /// addresses use them for internal clients.
+    /// addresses use these endpoints for internal clients.
     pub(super) fn use_cluster(&self) -> bool {
         self.internal == TrafficPolicy::Cluster || self.is_external()
     }
@@ -85,8 +85,8 @@ impl PortFrontends {
         self.internal == TrafficPolicy::Local || self.external == TrafficPolicy::Local && self.is_external()
     }
 
-    /// Whether some frontend other than a cluster IP sends external clients to endpoints on other nodes. (Cluster IPs do
-    /// not count: they never use direct server return.)
+    /// Whether some frontend other than a cluster IP sends external clients to endpoints on other nodes. (Cluster IPs
+    /// do not count: they never use direct server return.)
     pub(super) fn leads_elsewhere(&self) -> bool {
         self.external == TrafficPolicy::Cluster && self.is_external()
     }
@@ -131,8 +131,8 @@ impl PortFrontends {
 }
 
 /// Whether the port is not privileged. Frontends at privileged ports do not need [`service_flags::SYN_ONLY`], because
-/// outgoing connections of a node rarely have a privileged source port. Without this flag, they also accept packets of
-/// connections that began while another node had the address.
+/// outgoing connections of a node rarely have a privileged source port. Without this flag, frontends also accept
+/// packets of connections that began while another node had the address.
 const fn is_unprivileged(port: u16) -> bool {
     port >= 1024
 }
@@ -146,9 +146,9 @@ struct Route {
     flags: u16,
 }
 
-/// The route of cluster IPs. External clients reach them only by a route to this node, and the endpoint may be on
-/// another node. So external clients are masqueraded if the node can distinguish them from internal ones; under
-/// `masquerade_all`, every client is.
+/// The route of cluster IPs. External clients reach cluster IPs only by a route to this node, and the endpoint may be
+/// on another node. So external clients are masqueraded if the node can distinguish them from internal ones; under
+/// `masquerade_all`, every client is masqueraded.
 fn internal(traffic: TrafficPolicy, slices: &Slices, node: &Node, family: Family) -> Route {
     let masquerade = if node.policy.masquerade_all {
         service_flags::MASQUERADE

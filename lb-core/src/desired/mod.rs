@@ -53,8 +53,8 @@ pub struct Port {
     pub source_ranges: Vec<IpNet>,
     /// The endpoints of a UDP port that still serve, by family, regardless of policies, hints and termination.
     pub serving: [Serving; Family::ALL.len()],
-    /// With a drain timeout, the endpoints that are ready and not unhealthy, also those that traffic policies and hints
-    /// leave out for new connections; else empty.
+    /// With a drain timeout, the endpoints that are ready and not unhealthy, including endpoints that traffic policies
+    /// and hints exclude from new connections; else empty.
     pub ready: BTreeSet<EndpointKey>,
     /// The labels of the backends' addresses, also of addresses whose labels are all unset; sorted, each address once.
     pub endpoint_labels: Vec<(IpAddr, Arc<EndpointLabels>)>,
@@ -183,7 +183,8 @@ impl Port {
             any: endpoints.any,
         };
         for (_, endpoint) in cluster.iter().chain(named) {
-            // An endpoint without labels also has an entry: by these entries, programs recognise endpoints' addresses.
+            // An endpoint without labels also gets an entry of `ENDPOINT_NAMES`: the programs recognise addresses of
+            // endpoints by these entries.
             self.endpoint_labels.push((endpoint.address, Arc::new(endpoints::labels(endpoint))));
         }
         let has_ranges = source_ranges::has_ranges(&self.source_ranges, family);
@@ -203,8 +204,8 @@ impl Port {
     }
 }
 
-/// Whether backends of the port on other nodes answer external clients directly. Those that get a PROXY protocol header
-/// cannot: this node must see their packets, whose sequence numbers it shifts.
+/// Whether backends of the port on other nodes answer external clients directly. Backends that get a PROXY protocol
+/// header cannot answer directly: this node shifts the sequence numbers of their packets, so it must see these packets.
 fn uses_dsr(service: &Service, port: &ServicePort, node: &Node) -> bool {
     if service.has_proxy_protocol(port.protocol) {
         return false;
@@ -245,8 +246,8 @@ impl Backends<'_> {
 
     /// The backends of `cluster`, and the other endpoints of `Categories::here` with weight 0: those whose hints name
     /// other nodes or zones, those that this node finds unhealthy, and, if no endpoint on this node is ready, those
-    /// that still serve while they terminate. They are included because packets that other nodes send through a tunnel
-    /// must find their backend.
+    /// that still serve while they terminate. These endpoints are included because packets that other nodes send
+    /// through a tunnel must find their backend.
     fn with_hidden(&self, endpoints: &Categories<'_>) -> Vec<Backend> {
         let mut backends = self.of(&endpoints.cluster);
         let in_cluster = |key| endpoints.cluster.binary_search_by_key(key, |(key, _)| *key).is_ok();

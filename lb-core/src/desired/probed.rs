@@ -43,7 +43,7 @@ pub(super) struct Health<'a> {
     check: Option<&'a Arc<Check>>,
     protocol: Protocol,
     unhealthy: &'a BTreeSet<Target>,
-    /// Whether unhealthy endpoints get no new flows even if there are no others.
+    /// Whether unhealthy endpoints get no new flows even if all endpoints are unhealthy.
     pub(super) fail_closed: bool,
 }
 

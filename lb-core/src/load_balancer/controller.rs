@@ -1,9 +1,9 @@
 //! The controller of a cluster: keeps `status.loadBalancer.ingress` of Services in line with the pools.
 //!
 //! The Services are the source of truth. [`Controller::pass`] first takes over the addresses that Services have, also
-//! those that another controller gave, and only then assigns others, so that neither a restart nor another leader moves
-//! a Service. The pass returns writes. Each write names the version of the Service that it replaces; if a write fails,
-//! the next pass computes it again from the newest version.
+//! those that another controller gave, and only then assigns new addresses, so that neither a restart nor a new leader
+//! changes the addresses of a Service. The pass returns writes. Each write names the version of the Service that it
+//! replaces; if a write fails, the next pass computes it again from the newest version.
 
 mod conflicts;
 
@@ -60,7 +60,7 @@ struct Known {
     replaced: Option<Vec<IpAddr>>,
     refused: Option<AddressError>,
     /// The problem with the Service's addresses that an Event has reported; `None` if the last pass for this Service
-    /// found none.
+    /// found no problem.
     told: Option<String>,
 }
 
@@ -88,10 +88,10 @@ enum Role {
     Serves,
     /// The Service's request is invalid, so the Service keeps the addresses that it has.
     Invalid,
-    /// The Service is no longer a load balancer, so the controller takes back the addresses that it gave.
+    /// The Service is no longer of type LoadBalancer, so the controller takes back the addresses that it gave.
     Leaves,
-    /// The controller leaves the Service alone, because it is no load balancer of this class, or has addresses of
-    /// another controller.
+    /// The controller leaves the Service alone, because the Service is not of type LoadBalancer, has another class, or
+    /// has addresses of another controller.
     Foreign,
 }
 
@@ -104,7 +104,7 @@ pub struct Write {
     pub version: String,
     /// The addresses to write to `status.loadBalancer.ingress`; `None` to leave that unchanged.
     pub ingress: Option<Vec<IpAddr>>,
-    /// The value to write to the annotation [`GIVEN`]; `None` to remove it.
+    /// The value to write to the annotation [`GIVEN`]; `None` to remove the annotation.
     pub given: Option<String>,
     /// The Events to emit once the write has succeeded.
     pub notices: Vec<Notice>,
@@ -135,7 +135,8 @@ pub struct Pass {
 }
 
 impl Controller {
-    /// Creates a controller without objects. It serves Services of this class; `None` means those without a class.
+    /// Creates a controller without objects. The controller serves the Services of this class or, with `None`, the
+    /// Services without a class.
     pub fn new(class: Option<&str>) -> Self {
         Self { class: class.map(str::to_owned), pools_changed: true, ..Self::default() }
     }
@@ -151,7 +152,8 @@ impl Controller {
         let seen = Seen::new(service, self.class.as_deref());
         self.changed.insert(name.clone());
         match self.services.get_mut(&name) {
-            // It is the same Service, not a new one with the name of a deleted Service, so its state stays.
+            // The uid shows that this is the same Service, not a new Service with the name of a deleted one, so only
+            // `seen` changes.
             Some(known) if known.seen.uid == seen.uid => known.seen = seen,
             Some(_) | None => {
                 self.balancers.release(&name);
@@ -205,7 +207,8 @@ impl Controller {
         self.conflicts.expire(now);
     }
 
-    /// The earliest time at which [`set_time`](Self::set_time) removes a condition; `None` if it removes none.
+    /// The earliest time at which [`set_time`](Self::set_time) removes a condition; `None` if there is no condition to
+    /// remove.
     pub fn next_expiry(&self) -> Option<Duration> {
         self.conflicts.next_expiry()
     }
@@ -245,9 +248,10 @@ impl Controller {
         Pass { writes: now, ..pass }
     }
 
-    /// Splits writes into those to send now, and those to send once others have succeeded: if an address goes from one
-    /// Service to another, its last holder is written first. Else both would have it if that write failed. Services
-    /// that exchange addresses, and those that wait for them, are written together.
+    /// Splits the writes into those to send now, and those to send once the former have succeeded. If an address goes
+    /// from one Service to another, the write that takes the address away is sent first: if it were sent later and
+    /// failed, both Services would have the address. If Services exchange addresses, their writes are all sent now,
+    /// together with the writes that wait for one of these writes.
     fn in_order(&self, writes: Vec<Write>) -> (Vec<Write>, Vec<Write>) {
         let has = |service: &ObjectName| self.services.get(service).map_or(&[][..], |known| &known.seen.has);
         let mut leavers: BTreeMap<IpAddr, Vec<ObjectName>> = BTreeMap::new();
@@ -265,7 +269,7 @@ impl Controller {
         };
         let waiting: BTreeMap<ObjectName, BTreeSet<ObjectName>> =
             writes.iter().filter_map(waits_for).collect();
-        // Those that wait only for Services that will be written before them.
+        // The Services whose writes wait only for writes that are sent before them.
         let mut later: BTreeSet<ObjectName> = BTreeSet::new();
         let is_ready = |others: &BTreeSet<ObjectName>, later: &BTreeSet<ObjectName>| {
             others.iter().all(|other| later.contains(other) || !waiting.contains_key(other))
@@ -338,11 +342,11 @@ impl Controller {
         let is_ours = |ip: &IpAddr| self.is_ours(known, *ip);
         match request {
             // A Service of another class may have its addresses from the controller of that class. (The API server does
-            // not let a load balancer change its class.)
+            // not let a Service of type LoadBalancer change its class.)
             Ok(None) if given.is_some() && !is_load_balancer => Role::Leaves,
             Ok(None) => Role::Foreign,
-            // With a class, no other controller serves the Service. Without one, addresses that this controller did not
-            // give and that are in no pool come from a cloud's controller.
+            // If this controller has a class, no other controller serves the Service. If it has none, addresses that it
+            // did not give and that are in no pool come from a cloud's controller.
             Ok(Some(_)) | Err(_) if self.class.is_none() && !is_bare && !has.iter().any(is_ours) => {
                 Role::Foreign
             }
@@ -356,15 +360,16 @@ impl Controller {
         known.seen.is_given(ip) || self.balancers.pool_of(ip).is_some()
     }
 
-    /// Adopts the addresses in the newest version of a Service, unless the controller has given it newer ones.
+    /// Adopts the addresses in the newest version of a Service, unless the controller has given the Service newer
+    /// addresses.
     fn take_over(&mut self, name: &ObjectName) {
         let Some(known) = self.services.get(name) else { return };
         let has = &known.seen.has;
         let knows = self.balancers.addresses(name);
         let is_served = matches!(self.role(known), Role::Serves | Role::Invalid);
         let adopted: Vec<IpAddr> = if has.is_empty() && is_served {
-            // The version is stale, or something has emptied the status. The Service gets what this controller has given
-            // it, and no address of another controller.
+            // The version is stale, or something has emptied the status. The Service gets what this controller has
+            // given it, and no address of another controller.
             knows.iter().copied().filter(|ip| self.is_ours(known, *ip)).collect()
         } else if is_served && known.replaced.as_ref() == Some(has) {
             return;
@@ -542,7 +547,7 @@ impl Seen {
     }
 }
 
-/// The write that removes the addresses given by the controller from a Service that it no longer serves.
+/// The write that removes the controller's addresses from a Service that the controller no longer serves.
 fn leaving(name: &ObjectName, known: &Known) -> Write {
     let Seen { version, has, .. } = &known.seen;
     let rest: Vec<IpAddr> = has.iter().copied().filter(|ip| !known.seen.is_given(*ip)).collect();

@@ -24,7 +24,7 @@ pub enum AddressError {
     /// The pool that the Service names does not admit it, by `serviceAllocation`.
     #[error("serviceAllocation of pool {0:?} does not admit this Service")]
     NotAdmitted(String),
-    /// The address that the Service names is in no usable pool, or its pool avoids that address.
+    /// No usable pool contains the address that the Service names, or the pool that contains the address avoids it.
     #[error("{0} is in no pool")]
     InNoPool(IpAddr),
     /// The Service names an address and a pool, but the address is in another pool.
@@ -173,7 +173,7 @@ impl PoolError {
 /// Maximum number of addresses that the text of a [`NodesInPool`] names.
 const NAMED: usize = 5;
 
-/// A pool that contains addresses of nodes. Its other addresses are given as usual.
+/// A pool that contains addresses of nodes. The pool's other addresses are assigned as usual.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodesInPool {
     /// Name of the pool.

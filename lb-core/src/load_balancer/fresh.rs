@@ -8,7 +8,7 @@ use super::{AddressRange, Pool};
 /// pool does not exclude (`avoidBuggyIPs`).
 ///
 /// An address that was given once is never fresh again, so that each search begins where the last one ended: while the
-/// pools stay the same, assigning all addresses of a range costs as many steps as it has addresses.
+/// pools stay the same, assigning all addresses of a range costs as many steps as the range has addresses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fresh {
     /// The lowest fresh address of each range; a range without one has no entry.
@@ -19,8 +19,8 @@ pub(super) struct Fresh {
 }
 
 impl Fresh {
-    /// Searches all ranges of the pools again. `is_excluded` says whether a Service has or had an address, or a node has
-    /// it.
+    /// Searches all ranges of the pools again. `is_excluded` says whether a Service has or had an address, or a node
+    /// has it.
     pub(super) fn set_pools(&mut self, pools: &[Pool], is_excluded: impl Fn(IpAddr) -> bool) {
         self.lowest.clear();
         for pool in pools {
@@ -30,7 +30,7 @@ impl Fresh {
         }
     }
 
-    /// Records that a Service got the address, and finds the next fresh one of its range.
+    /// Records that a Service got the address, and finds the next fresh address of the same range.
     pub(super) fn given(&mut self, pools: &[Pool], ip: IpAddr, is_excluded: impl Fn(IpAddr) -> bool) {
         let ranges = pools.iter().flat_map(|pool| pool.ranges.iter().map(move |range| (pool, *range)));
         let found = ranges.into_iter().find(|(_, range)| range.contains(ip));
@@ -41,7 +41,7 @@ impl Fresh {
         }
     }
 
-    /// The lowest fresh address of the range; `None` if it has none.
+    /// The lowest fresh address of the range; `None` if there is none.
     pub(super) fn lowest(&self, range: &AddressRange) -> Option<IpAddr> {
         self.lowest.get(range).copied()
     }

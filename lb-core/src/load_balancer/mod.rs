@@ -1,8 +1,8 @@
 //! Addresses for Services of type LoadBalancer, from pools as MetalLB's `IPAddressPool` defines them.
 //!
-//! MetalLB's rules hold, with these differences: an address that a Service has stays with it, whatever happens to its
-//! pool, unless [`LoadBalancers::set_reassign`] says otherwise; selectors that select no namespace admit no Service;
-//! pools of equal rank are tried in the order of their names.
+//! MetalLB's rules hold, with these differences: a Service keeps its addresses, whatever happens to the pools of these
+//! addresses, unless [`LoadBalancers::set_reassign`] says otherwise; selectors that select no namespace admit no
+//! Service; pools of equal rank are tried in the order of their names.
 
 mod controller;
 mod error;
@@ -38,21 +38,22 @@ use crate::{family::Family, model::ObjectName, plan::Contents};
 
 /// The pools, and which Service has which address.
 ///
-/// [`assign`](Self::assign) gives two Services one address only if they may share it. A Service keeps its addresses
-/// while its request stays the same, unless another Service also has one of them and the two may not share it, or
-/// [`set_reassign`](Self::set_reassign) is on and the pools no longer allow them.
+/// [`assign`](Self::assign) gives two Services the same address only if they may share it. A Service keeps its
+/// addresses while its request stays the same, unless another Service also has one of these addresses and the two may
+/// not share it, or [`set_reassign`](Self::set_reassign) is on and the pools no longer allow the addresses.
 #[derive(Clone, Debug, Default)]
 pub struct LoadBalancers {
     /// The usable pools, in the order in which they are tried for Services that name no pool.
     pools: Vec<Pool>,
-    /// The addresses of nodes, each with the name of its node. Pools give them only to Services that name them.
+    /// The addresses of nodes, each with the name of its node. A pool gives such an address only to a Service that
+    /// names the address.
     nodes: BTreeMap<IpAddr, Arc<str>>,
     namespaces: Namespaces,
     /// For each address, the Services that have it, with their terms for sharing. The terms are `None` for a remembered
     /// Service that has not requested addresses yet.
     holders: BTreeMap<IpAddr, BTreeMap<ObjectName, Option<Terms>>>,
-    /// The addresses of each Service that has any: in the order in which the Service names them; if it names none,
-    /// usually in the order of its families.
+    /// The addresses of each Service that has any: in the order in which the Service names them; if the Service names
+    /// no address, usually in the order of the Service's families.
     services: BTreeMap<ObjectName, Vec<IpAddr>>,
     /// Released addresses, each with the sequence number of its release. Hosts may still send packets for the former
     /// Service to such an address, so a pool assigns released addresses last, the earliest released first, unless a
@@ -65,7 +66,8 @@ pub struct LoadBalancers {
     changes: u64,
     /// Whether Services lose addresses that the pools no longer allow.
     reassign: bool,
-    /// Whether the caller lets Services lose these addresses now.
+    /// Whether the caller now lets Services lose addresses that the pools no longer allow; has no effect while
+    /// `reassign` is false.
     may_reassign: bool,
     /// Whether all pools of the last [`set_pools`](Self::set_pools) are used.
     all_pools_used: bool,
@@ -95,8 +97,8 @@ impl LoadBalancers {
     }
 
     /// Replaces the addresses of nodes, each with the name of its node. Only a Service that names such an address gets
-    /// it, because the machines of the network then reach the Service in place of the node. Services keep their
-    /// addresses.
+    /// it, because from then on the other machines of the network reach the Service at this address, and no longer the
+    /// node. Services keep their addresses.
     pub fn set_nodes(&mut self, nodes: BTreeMap<IpAddr, Arc<str>>) {
         if self.nodes != nodes {
             self.nodes = nodes;
@@ -157,7 +159,8 @@ impl LoadBalancers {
         self.pools.iter().map(usage).collect()
     }
 
-    /// The problem with a Service's addresses, if any; `refused` is the error of its last request, if that failed.
+    /// The problem with a Service's addresses, if any; `refused` is the error of the Service's last request, if that
+    /// request failed.
     pub fn trouble(&self, request: &AddressRequest, refused: Option<&AddressError>) -> Option<Trouble> {
         match refused {
             Some(error) => {
@@ -183,17 +186,17 @@ impl LoadBalancers {
         None
     }
 
-    /// Records the addresses that a Service already has, in place of those recorded for it before. Call this for all
-    /// Services before the first [`assign`](Self::assign), so that no other Service gets them. If several Services have
-    /// an address, the first one to request addresses keeps it (in [`assign_all`](Self::assign_all) the oldest one), and
-    /// the others keep it only if they may share it.
+    /// Records the addresses that a Service already has, in place of the addresses that were recorded for the Service
+    /// before. Call this for all Services before the first [`assign`](Self::assign), so that no other Service gets
+    /// these addresses. If several Services have an address, the first one to request addresses keeps it (in
+    /// [`assign_all`](Self::assign_all) the oldest one), and the others keep it only if they may share it.
     pub fn remember(&mut self, service: &ObjectName, addresses: &[IpAddr]) {
         self.replace(service, addresses.to_vec(), None);
     }
 
-    /// Assigns addresses to many Services at once, first to those that name addresses. Among these, and among the
-    /// others, older Services come first; the name decides between Services of the same age. Returns the error of each
-    /// request.
+    /// Assigns addresses to many Services at once, first to the Services that name addresses, then to the others.
+    /// Within each of these two groups, older Services come first; the name decides between Services of the same age.
+    /// Returns the error of each request.
     pub fn assign_all(&mut self, requests: &[AddressRequest]) -> Vec<Option<AddressError>> {
         let mut errors = vec![None; requests.len()];
         let mut order: Vec<usize> = (0..requests.len()).collect();
@@ -207,8 +210,9 @@ impl LoadBalancers {
         errors
     }
 
-    /// Records the terms for sharing of a Service at those of its remembered addresses that it keeps: from now on, no
-    /// other remembered Service keeps them that may not share them, even if it names them.
+    /// Records a Service's terms for sharing at each remembered address that the Service keeps. From now on, another
+    /// remembered Service keeps such an address only if the two Services may share it, even if the other Service names
+    /// the address.
     fn confirm(&mut self, request: &AddressRequest) {
         let service = &request.service;
         let is_remembered =
@@ -237,8 +241,9 @@ impl LoadBalancers {
         open
     }
 
-    /// Lets Services that name each other's addresses exchange them: all Services of `open` that have addresses release
-    /// these, and then get those that they name. Changes nothing unless every one of them gets what it names.
+    /// Lets Services that name each other's addresses exchange these addresses. `open` are the indices of the requests
+    /// that failed. Among the Services that made these requests, each one that has addresses releases them, and then
+    /// gets the addresses that it names. Changes nothing unless all these Services get the addresses that they name.
     fn exchange(&mut self, requests: &[AddressRequest], open: &[usize], errors: &mut [Option<AddressError>]) {
         let holders: Vec<usize> = open
             .iter()
@@ -261,7 +266,7 @@ impl LoadBalancers {
     ///
     /// # Errors
     ///
-    /// Why no pool gives the Service an address, or the one that it names.
+    /// Why no pool gives the Service an address, or the address that the Service names.
     pub fn assign(&mut self, request: &AddressRequest) -> Result<&[IpAddr], AddressError> {
         let chosen = match self.choose(request) {
             Ok(chosen) => chosen,
@@ -277,7 +282,7 @@ impl LoadBalancers {
         Ok(self.addresses(&request.service))
     }
 
-    /// Releases the addresses of a Service that was deleted, or is no load balancer any more.
+    /// Releases the addresses of a Service that was deleted, or is no longer of type LoadBalancer.
     pub fn release(&mut self, service: &ObjectName) {
         for ip in self.services.remove(service).unwrap_or_default() {
             self.leave(ip, service);
@@ -346,7 +351,7 @@ impl LoadBalancers {
 
     /// The addresses that the Service keeps, and an address of the same pool for each family that lacks one. `None` if
     /// the Service has no address to keep, names another pool, has an address that it may not share any more, or needs
-    /// both families but the pool has no address for the missing one.
+    /// both families but the pool has no address for the missing family.
     fn kept(&self, request: &AddressRequest) -> Option<Vec<IpAddr>> {
         let mut kept: Vec<IpAddr> = self.addresses(&request.service).to_vec();
         kept.retain(|ip| self.keeps(request, *ip));
@@ -401,7 +406,8 @@ impl LoadBalancers {
         }
     }
 
-    /// Whether the Service may have the address: no other Service has it, or they may share it.
+    /// Whether the Service may have the address: no other Service has it, or the Service may share it with all Services
+    /// that have it.
     fn is_free(&self, request: &AddressRequest, ip: IpAddr) -> bool {
         self.opponent(request, ip).is_none()
     }
@@ -416,8 +422,8 @@ impl LoadBalancers {
         Err(AddressError::Taken { ip, by: by.clone(), why })
     }
 
-    /// Another Service that has the address and may not share it with the requesting Service. If the requesting Service
-    /// also has the address, it may share it with remembered Services whose terms are not known yet.
+    /// Another Service that has the address and may not share it with the requesting Service. A remembered Service
+    /// whose terms are not known yet may share the address only if the requesting Service also has the address.
     fn opponent(&self, request: &AddressRequest, ip: IpAddr) -> Option<(&ObjectName, Option<&Terms>)> {
         let holders = self.holders.get(&ip)?;
         let has_it = holders.contains_key(&request.service);
@@ -430,7 +436,7 @@ impl LoadBalancers {
 
     /// One address of each of these families from a pool. The first range with an address that no Service has had, or
     /// that the Service may share, gives the lowest such address; if no range has one, the pool gives the address that
-    /// was released first. `None` if a family has neither.
+    /// was released first. `None` if the pool has no such address in one of the families.
     fn free(&self, pool: &Pool, request: &AddressRequest, families: &[Family]) -> Option<Vec<IpAddr>> {
         let one = |family: &Family| {
             let ranges = pool.ranges.iter().filter(|range| range.family() == *family);
@@ -449,9 +455,9 @@ impl LoadBalancers {
         families.iter().map(one).collect()
     }
 
-    /// The lowest address, of those in use, that the Service may share.
+    /// The lowest address in use that the Service may share.
     fn shared(&self, pool: &Pool, range: &AddressRange, request: &AddressRequest) -> Option<IpAddr> {
-        // Without a sharing key, the Service shares no address. Most Services have none and need no search.
+        // Without a sharing key, the Service shares no address. Most Services have no key and need no search.
         request.terms.key.as_ref()?;
         let held = self.holders.range(range.first()..=range.last()).map(|(ip, _)| *ip);
         let suits =
@@ -513,7 +519,7 @@ fn is_excluded<H, N>(
     |ip| holders.contains_key(&ip) || released.contains_key(&ip) || nodes.contains_key(&ip)
 }
 
-/// The load balancers' addresses that an earlier run of the agent left in the maps.
+/// For each Service, the load balancer addresses that an earlier run of the agent left in the maps.
 pub fn known_addresses(contents: &Contents) -> BTreeMap<ObjectName, Vec<IpAddr>> {
     let mut known: BTreeMap<ObjectName, Vec<IpAddr>> = BTreeMap::new();
     for (service, ip) in contents.addresses(FrontendKind::LoadBalancer) {

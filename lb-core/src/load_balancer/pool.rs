@@ -25,7 +25,7 @@ pub const INTERNAL: &str = "lb.dev/internal";
 /// Label that the API server sets on each namespace: the name of the namespace.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// A pool of load balancers' addresses.
+/// A pool of addresses for Services of type LoadBalancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
     /// Name of the pool, from `metadata.name`.
@@ -34,19 +34,19 @@ pub struct Pool {
     pub labels: Labels,
     /// The addresses of the pool, from `spec.addresses`, in the order given there.
     pub ranges: Vec<AddressRange>,
-    /// `spec.autoAssign`: whether Services that name neither a pool nor an address get its addresses.
+    /// `spec.autoAssign`: whether Services that name neither a pool nor an address get addresses of the pool.
     pub auto_assign: bool,
     /// `spec.avoidBuggyIPs`: whether the pool gives no IPv4 address that ends in .0 or .255.
     pub avoid_buggy_ips: bool,
     /// `spec.serviceAllocation`: which Services may use the pool; `None` for all.
     pub scope: Option<Scope>,
-    /// Whether only Services that request an internal load balancer, or that name the pool or the address, get its
-    /// addresses.
+    /// Whether the pool gives addresses only to Services that request an internal load balancer, or that name the pool
+    /// or one of its addresses.
     pub internal: bool,
 }
 
-/// How many addresses of a pool are in use, without those that it does not give because of `avoidBuggyIPs`. Numbers
-/// that do not fit are `u64::MAX`.
+/// How many addresses of a pool are in use. Does not count addresses that the pool never gives because of
+/// `avoidBuggyIPs`. Numbers that do not fit are `u64::MAX`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolUsage {
     /// Name of the pool.
@@ -103,7 +103,8 @@ impl Scope {
 pub struct Namespaces(pub BTreeMap<String, Labels>);
 
 impl Namespaces {
-    /// The labels of a namespace. Its name is always one of them, even if the map does not have the namespace.
+    /// The labels of a namespace. The label with the namespace's name is always among them, even if the map does not
+    /// have the namespace.
     fn labels(&self, namespace: &str) -> Labels {
         let mut labels = self.0.get(namespace).cloned().unwrap_or_default();
         labels.insert(NAMESPACE_NAME.to_owned(), namespace.to_owned());

@@ -59,7 +59,7 @@ impl AddressRange {
         address(self.family, self.last)
     }
 
-    /// Number of addresses in the range; for all of IPv6, one less.
+    /// Number of addresses in the range; for the range of all IPv6 addresses, one less than that (`u128::MAX`).
     pub const fn size(&self) -> u128 {
         (self.last - self.first).saturating_add(1)
     }

@@ -32,8 +32,8 @@ pub enum Withdrawal {
 }
 
 impl LoadBalancers {
-    /// Sets whether Services lose addresses that the pools no longer allow. They lose none while `may_reassign` is false:
-    /// it must be false while the caller cannot read every pool, because one of them may have the address.
+    /// Sets whether Services lose addresses that the pools no longer allow. They lose none while `may_reassign` is
+    /// false: it must be false while the caller cannot read every pool, because an unread pool may have the address.
     pub fn set_reassign(&mut self, reassign: bool, may_reassign: bool) {
         if (self.reassign, self.may_reassign) != (reassign, may_reassign) {
             (self.reassign, self.may_reassign) = (reassign, may_reassign);
@@ -42,7 +42,8 @@ impl LoadBalancers {
     }
 
     /// Whether Services now lose addresses that the pools no longer allow. They keep these addresses while some pool
-    /// cannot be read or used, or no pool exists: that is probably a mistake, and Services must not move because of it.
+    /// cannot be read or used, or no pool exists: that is probably a mistake, which must not take addresses from
+    /// Services.
     pub(super) fn reassigns(&self) -> bool {
         self.reassign && self.may_reassign && self.all_pools_used && !self.pools.is_empty()
     }

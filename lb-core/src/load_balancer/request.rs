@@ -11,7 +11,7 @@ use crate::{
     rules,
 };
 
-/// Prefixes of MetalLB's annotations: that of present releases, and that of older ones.
+/// Prefixes of MetalLB's annotations: the prefix of present releases, and the prefix of older releases.
 const PREFIXES: [&str; 2] = ["metallb.io", "metallb.universe.tf"];
 
 /// The request of a Service of type LoadBalancer for addresses, from its fields and annotations.
@@ -23,7 +23,7 @@ pub struct AddressRequest {
     pub created: Option<String>,
     /// `metadata.labels` of the Service.
     pub labels: Labels,
-    /// The families of the Service's cluster IPs: it requests one address of each.
+    /// The families of the Service's cluster IPs: the Service requests one address of each family.
     pub families: Vec<Family>,
     /// Whether one address is enough if no pool has free addresses of all families (`PreferDualStack`).
     pub one_family_is_enough: bool,
@@ -63,8 +63,8 @@ impl Terms {
     }
 }
 
-/// Name and value of one of MetalLB's annotations. If the Service has it under both prefixes, `metallb.io` counts, even
-/// with an empty value.
+/// Name and value of one of MetalLB's annotations. If the Service has the annotation under both prefixes, `metallb.io`
+/// counts, even with an empty value.
 fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<(String, &'a str)> {
     PREFIXES.iter().find_map(|prefix| {
         let name = format!("{prefix}/{name}");
@@ -80,12 +80,12 @@ pub fn is_relevant(name: &str) -> bool {
 }
 
 impl AddressRequest {
-    /// Reads the request of a Service. `None` if the Service is no load balancer, or its class is not `class`. If
-    /// `class` is `None`, only Services without a class match.
+    /// Reads the request of a Service. `None` if the Service is not of type LoadBalancer, or its class is not `class`.
+    /// If `class` is `None`, only Services without a class match.
     ///
     /// # Errors
     ///
-    /// The first field that is invalid or contradicts another.
+    /// The first field that is invalid or contradicts another field.
     pub fn of(service: &api::Service, class: Option<&str>) -> Result<Option<Self>, ConvertError> {
         let metadata = &service.metadata;
         let name = object_name("Service", metadata)?;

@@ -93,7 +93,7 @@ fn pools_are_asked_by_priority_then_by_name_and_not_without_auto_assign() {
         pool("second", json!({"addresses": ["192.0.2.3/32"], "serviceAllocation": {"priority": 20}})),
         pool("first", json!({"addresses": ["192.0.2.4/32"], "serviceAllocation": {"priority": 10}})),
         pool("manual", json!({"addresses": ["192.0.2.5/32"], "autoAssign": false})),
-        // Of two pools with the same priority, the one whose name sorts first.
+        // Of two pools with the same priority, the one whose name sorts first is tried first.
         pool("fourth", json!({"addresses": ["192.0.2.7/32"], "serviceAllocation": {"priority": 30}})),
         pool("a-third", json!({"addresses": ["192.0.2.8/32"], "serviceAllocation": {"priority": 30}})),
     ]);
@@ -772,8 +772,8 @@ proptest! {
     }
 
     /// In any history, Services share an address only if their terms allow it, only a Service's own requests change its
-    /// addresses, both indexes agree, and a restart that remembers all addresses, in any order, moves no Service that
-    /// names no address.
+    /// addresses, and both indexes agree. After a restart that remembers all addresses, in any order, every Service
+    /// that names no address keeps its addresses, if its request succeeds.
     #[test]
     fn random_histories_give_no_address_twice_and_survive_restarts(history in operations(), seed: usize) {
         let mut all = with_pools(random_pools(&[(0, 5)]));

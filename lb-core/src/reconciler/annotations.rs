@@ -1,4 +1,4 @@
-//! The conditions that follow from the annotations of a Service.
+//! Finds the conditions that the annotations of a Service cause.
 
 use super::Reconciler;
 use crate::{
@@ -45,8 +45,8 @@ impl Reconciler {
         }
     }
 
-    /// The condition of a Service whose pods must read a PROXY protocol header; `None` if no port of its pods expects
-    /// one.
+    /// The condition of a Service whose pods must read a PROXY protocol header; `None` if no port of the pods expects a
+    /// header.
     fn probes_without_header(&self, service: &ObjectName, known: &model::Service) -> Option<Condition> {
         if !known.has_proxy_protocol(Protocol::Tcp) {
             return None;

@@ -1,5 +1,5 @@
-//! What Services keep in the maps without a plan of their own: those that an earlier run has left, those that do not fit,
-//! and those that a plan does not cover.
+//! Keeps entries in the maps for Services without a plan of their own: Services that an earlier run has left, Services
+//! that do not fit, and Services that a plan does not cover.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
 
 impl Reconciler {
     /// Lets the Services that an earlier run left in the maps keep their entries of `VIPS` and `ENDPOINT_NAMES`. The
-    /// first complete plan deletes all others, so [`Self::set_addresses`] must precede it.
+    /// first complete plan deletes all other entries, so [`Self::set_addresses`] must be called before that plan.
     pub(super) fn adopt_addresses(&mut self) {
         let Contents { vips: known_vips, endpoint_labels: known_labels, .. } = self.mirror.contents();
         for service in &self.earlier {

@@ -1,4 +1,4 @@
-//! The plan of one Service: its steps, or the condition that keeps it as it is.
+//! Plans one Service: adds its steps to the plan, or records the condition because of which the Service stays as it is.
 
 use std::{borrow::Cow, collections::BTreeSet, net::IpAddr};
 
@@ -79,7 +79,8 @@ impl Reconciler {
         draft.services.append(&mut steps);
         for target in &targets {
             if self.mirror.frontend(&target.key) == Some(&target.record) {
-                // Its id may have been unknown at the start. Now everything that the record refers to is valid.
+                // The record's id may have been unknown at the start. Now everything that the record refers to is
+                // valid.
                 self.distrusted.remove(&target.key);
             } else {
                 draft.services.push(Step::PutFrontend(target.key, Box::new(target.record)));
@@ -236,8 +237,8 @@ impl Reconciler {
         Ok(SlotRange { base, count: table.count })
     }
 
-    /// Gives up the plan of a Service, which keeps its present state because a map is full: frees the slots reserved for
-    /// it, and records the condition. Always returns `None`.
+    /// Gives up the plan of a Service, which keeps its present state because a map is full: frees the slots reserved
+    /// for it, and records the condition. Always returns `None`.
     fn give_up<T>(
         &mut self,
         full: (Full, Remaining),

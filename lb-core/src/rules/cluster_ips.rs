@@ -9,7 +9,7 @@ use crate::{api::ServiceSpec, family::Family};
 const SINGLE: &str = "spec.clusterIP";
 const LIST: &str = "spec.clusterIPs";
 
-/// How many families a Service has addresses of: `spec.ipFamilyPolicy`.
+/// In how many IP families a Service has cluster IPs: `spec.ipFamilyPolicy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FamilyPolicy {
     /// Both families if the cluster has both, else one.
@@ -36,7 +36,7 @@ impl FamilyPolicy {
 /// The cluster IPs and families that a new Service requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requested {
-    /// The families in `ipFamilies`; if it names none, those of `ips`. Each family once.
+    /// The families in `ipFamilies`; if `ipFamilies` names none, the families of `ips`. Each family once.
     pub families: Vec<Family>,
     /// The addresses in `clusterIPs` or `clusterIP`, in the order of `families`; none for a headless or `ExternalName`
     /// Service.
@@ -169,7 +169,8 @@ fn list(
     ips
 }
 
-/// Checks that each address is of the family that `ipFamilies` has at the same place, if it has one there.
+/// Checks that each address is of the family at the same index of `ipFamilies`; skips addresses beyond the end of
+/// `ipFamilies`.
 fn match_families(spec: &ServiceSpec, families: &[Family], ips: &[IpAddr], errors: &mut Vec<FieldError>) {
     let (field, _) = field(spec);
     for (index, (ip, family)) in ips.iter().zip(families).enumerate() {

@@ -1,11 +1,12 @@
-//! The rules of the API server for ports that depend on the other ports of their list, or on the type of the Service.
+//! The API server's rules for a port that involve the other ports of the same list, or the type of the Service.
 
 use std::collections::BTreeSet;
 
 use super::{FieldError, duplicate, forbidden, invalid, port_number, required};
 use crate::api::ServiceSpec;
 
-/// Checks the names of the ports of one list, in their order: each name once, and each set if they are required.
+/// Checks the names of the ports of one list, in their order: no two names may be equal, and no name may be empty if
+/// names are required.
 #[derive(Debug)]
 pub struct PortNames<'a> {
     required: bool,
@@ -13,12 +14,12 @@ pub struct PortNames<'a> {
 }
 
 impl<'a> PortNames<'a> {
-    /// For the ports of an EndpointSlice, of which one may have no name.
+    /// Creates a check for the ports of an EndpointSlice: one of them may have no name.
     pub const fn optional() -> Self {
         Self { required: false, seen: BTreeSet::new() }
     }
 
-    /// For this number of ports of a Service or of Endpoints: only a single port may have no name.
+    /// Creates a check for this number of ports of a Service or of Endpoints: only a single port may have no name.
     pub const fn of_service(ports: usize) -> Self {
         Self { required: ports > 1, seen: BTreeSet::new() }
     }
@@ -39,8 +40,8 @@ impl<'a> PortNames<'a> {
     }
 }
 
-/// Returns the node port that a new Service requests for each of its ports, and one error for each that breaks a rule.
-/// The function does not check whether the node ports are free.
+/// Returns the node port that a new Service requests for each of its ports, and one error for each node port that
+/// breaks a rule. The function does not check whether the node ports are free.
 pub fn node_ports(spec: &ServiceSpec) -> (Vec<Option<u16>>, Vec<FieldError>) {
     let (mut errors, mut seen) = (Vec::new(), BTreeSet::new());
     let ports = spec.ports.iter().flatten().enumerate().map(|(index, port)| {

@@ -18,8 +18,9 @@ pub(super) struct StoredSlice {
     endpoints: Box<[StoredEndpoint]>,
 }
 
-/// A form of [`Endpoint`] that takes less memory: it shares its names with the [`Labels`] for its address if these are
-/// equal (they differ, for example, if a name is too long for the map and is truncated there).
+/// A form of [`Endpoint`] that takes less memory: it shares the names that `ENDPOINT_NAMES` has for its address (see
+/// [`Labels`]), if they equal the endpoint's own names. (The two differ, for example, if a name is too long for the map
+/// and is truncated there.)
 #[derive(Clone, Debug)]
 struct StoredEndpoint {
     address: IpAddr,
@@ -33,8 +34,8 @@ struct StoredEndpoint {
 const _: () = assert!(size_of::<StoredEndpoint>() == 40);
 
 impl StoredSlice {
-    /// Converts a slice. To save memory, an endpoint shares the names that `known` has for its address, if they equal
-    /// its own.
+    /// Converts a slice. To save memory, an endpoint shares the names that `known` has for the endpoint's address, if
+    /// they equal the endpoint's own names.
     pub(super) fn new(name: ObjectName, slice: EndpointSlice, known: &Labels) -> Self {
         let endpoints = slice.endpoints.into_iter().map(|endpoint| StoredEndpoint::new(endpoint, known));
         Self { name, ports: slice.ports.into(), endpoints: endpoints.collect() }

@@ -46,7 +46,7 @@ fn rules_follow_the_annotations_of_a_service() {
     assert_eq!(plan(&mut reconciler), 0, "a deleted Service");
 }
 
-/// A hint or a traffic policy is about new connections.
+/// Hints and traffic policies apply only to new connections.
 #[test]
 fn connection_to_a_ready_endpoint_that_hints_leave_out_goes_on() {
     let settings = ServiceSettings {

@@ -267,7 +267,7 @@ fn invalid_annotation_keeps_the_last_valid_check() {
         "{problems:?}"
     );
     assert_eq!(check(&mut reconciler, ""), (None, vec![]));
-    // Without a check, an annotation for its timing is no reason to keep the check.
+    // If the annotation with the check is removed, an annotation for its timing does not keep the check.
     let timing = r#""lb.dev/health-check-interval": "5s""#;
     assert_eq!(
         check(&mut reconciler, &format!(r#""lb.dev/health-check": "http://:1/", {timing}"#)).1,

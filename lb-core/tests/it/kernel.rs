@@ -509,8 +509,9 @@ impl Node {
         }
     }
 
-    /// Asserts that every frontend with limits has those that its service port had before the plan, or has after it. (A
-    /// plan writes the limits of a port before it writes the port's frontends.)
+    /// Asserts that every frontend with limits has either the limits that its service port had before the plan, or the
+    /// limits that the service port has after the plan. (A plan writes the limits of a port before it writes the port's
+    /// frontends.)
     fn assert_limits_are_old_or_new(&self, [before, after]: &[BTreeMap<u32, ConnectionLimits>; 2]) {
         let maps = &self.kernel.maps;
         let is_limited = |(_, record): &(_, &Service)| record.flags & service_flags::LIMITED != 0;
@@ -603,8 +604,8 @@ impl Node {
         assert_eq!(named, used, "names of addresses");
     }
 
-    /// The cluster IPs of Services of other proxies that the map should have. Those of a Service that waits for room are
-    /// the ones that the map has.
+    /// The cluster IPs of other proxies' Services that `VIPS` should have. For a Service that waits for room, or stays
+    /// as the agent found it, these are the ones that the map has.
     fn foreign_ips(&self) -> impl Iterator<Item = IpAddr> {
         let known = &self.kernel.maps.vips;
         let foreign = self.reconciler.store().services().filter(|(_, service)| service.is_foreign);
@@ -629,8 +630,8 @@ impl Node {
         }
     }
 
-    /// The source ranges that the frontends need, computed from the Services. Those of a Service that waits for room
-    /// are the ones that the map has.
+    /// The source ranges that the frontends need, computed from the Services. For a Service that waits for room, or
+    /// that the sources have not sent, these are the ones that the map has.
     fn needed_source_ranges(&self) -> BTreeSet<SourceRangeKey> {
         let maps = &self.kernel.maps;
         let mut needed = BTreeSet::new();

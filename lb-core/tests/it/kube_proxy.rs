@@ -140,7 +140,7 @@ fn masquerade_of(node: &Node, number: u8, all: bool, detects: bool) {
     check(node, POD, loopback(number), &Pass);
 }
 
-/// kube-proxy's `TestNoEndpointsReject`, with cluster IPs, node ports and load balancers' addresses.
+/// kube-proxy's `TestNoEndpointsReject`, with cluster IPs, node ports and load balancer addresses.
 #[test]
 fn no_endpoints_reject() {
     for policy in ["", "externalTrafficPolicy: Local", "internalTrafficPolicy: Local"] {
@@ -279,7 +279,7 @@ fn load_balancer_ingress_route_type() {
     }
 }
 
-/// `loadBalancerSourceRanges` apply to clients of every kind, but only at the load balancer's address.
+/// `loadBalancerSourceRanges` apply to clients of every kind, but only at the load balancer address.
 #[test]
 fn load_balancer_source_ranges() {
     let endpoints = slice(1, &[("10.180.0.1", "ready")]);

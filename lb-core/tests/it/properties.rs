@@ -94,7 +94,7 @@ fn dump(node: &Node) -> String {
     node.kernel.dump() + &node.dump_health()
 }
 
-/// The frontends that some Service which does not wait for room claims, but that the maps do not have.
+/// The frontends that Services claim, but that the maps do not have. Leaves out Services that wait for room.
 fn unserved(node: &Node, world: &World) -> Vec<ServiceKey> {
     let claimed = world.claimed(&node.node, |service| !node.waits(service));
     let frontends = &node.kernel.maps.frontends;
@@ -181,7 +181,7 @@ proptest! {
         prop_assert_eq!(node.reconciler.problems().count(), 0);
     }
 
-    /// The kernel never refuses a step because a map is full, which would block all other Services.
+    /// The kernel never refuses a step because a map is full: a refused step would block all other Services.
     #[test]
     fn full_maps_are_never_overfilled_and_leak_nothing(
         (frontends, names, source_ranges, limits, vips) in (1..12_u32, 1..6_u32, 1..4_u32, 1..3_u32, 1..8_u32), policy in world::policy(),

@@ -61,8 +61,8 @@ fn one_changed_endpoint_among_many_services_costs_five_steps() {
     assert_eq!(plan.steps.iter().filter(|step| backends(step)).count(), 1);
 }
 
-/// A plan of very many Services does not keep their ports in memory: it computes them for the claims of all Services,
-/// and again for the steps of each.
+/// For a plan of very many Services, the reconciler does not keep the Services' ports in memory: it computes the ports
+/// once for the claims of all Services, and again for the steps of each Service.
 #[test]
 fn very_many_services_in_one_plan_are_planned_as_in_several() {
     const SERVICES: u32 = 5000;

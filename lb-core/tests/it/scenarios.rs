@@ -246,7 +246,7 @@ fn restarted_without_a(spoil: impl Fn(&mut Kernel), changes: Vec<Change>) -> Nod
     restarted_on(kernel, changes)
 }
 
-/// A node whose agent has just started, and which has received all but Service `a`, which it cannot read.
+/// A node whose agent has just started. The sources have sent `changes`, and cannot read Service `a`.
 fn restarted_on(kernel: Kernel, changes: Vec<Change>) -> Node {
     let mut node = Node::started_incomplete_on(kernel, 100);
     node.reconciler.handle(changes);
@@ -281,7 +281,8 @@ fn invalid_record_leaves_nothing_before_the_sources_are_complete() {
     assert_eq!(node.kernel.maps.frontends.len(), 0);
 }
 
-/// The record is valid, but its id has lost its name. The agent gives the same id to the same service port again.
+/// The record is valid, but `SERVICE_NAMES` has no entry for its id. The agent gives the service port the same id
+/// again.
 #[test]
 fn record_that_becomes_valid_by_itself_is_trusted() {
     let mut kernel = node(100, vec![service("a", 1)]).kernel;
@@ -394,7 +395,7 @@ fn service_that_does_not_fit_takes_no_frontend_from_another() {
     let has = External { ips: shared.clone(), ..External::default() };
     let mut node = node(3, vec![with(service("a", 1), has), slice("a", &[1])]);
     let maps = node.kernel.maps.clone();
-    // The address of a load balancer has precedence over an equal external IP.
+    // A load balancer address has precedence over an equal external IP.
     let takes = External { load_balancer_ips: shared, ..External::default() };
     node.reconciler.handle(vec![with(service("b", 2), takes), slice("b", &[2, 3, 4])]);
     let plan = node.sync();
@@ -452,7 +453,7 @@ fn endpoint_that_no_frontend_leads_to_has_no_name() {
     assert_eq!(named(&node), [IpAddr::from([10, 0, 0, 1])], "b has only a frontend without endpoints");
 }
 
-/// The Service with the IPv6 cluster IP `fd00::last` in addition.
+/// Like [`service`], but the Service also has the IPv6 cluster IP `fd00::last`.
 fn dual(of: &str, last: u8) -> Change {
     let Change::Service(of, Some(mut service)) = service(of, last) else { unreachable!() };
     service.cluster_ips.push([0xfd00, 0, 0, 0, 0, 0, 0, u16::from(last)].into());
@@ -489,8 +490,8 @@ fn service_is_here_at_the_addresses_that_the_kernel_serves() {
 }
 
 /// Nodes announce an address that counts as served, so an address at which they drop or reject all clients must not
-/// count. The cases include an endpoint that is serving, but neither ready nor terminating: the agent reads it so if
-/// the writer of the EndpointSlice sets only `ready: false`.
+/// count. The cases include an endpoint that is serving, but neither ready nor terminating: that is how the agent reads
+/// an endpoint for which the EndpointSlice sets only `ready: false`.
 #[test]
 fn address_counts_as_served_exactly_if_its_frontend_has_backends() {
     const ADDRESS: [u8; 4] = [203, 0, 113, 1];

@@ -116,7 +116,7 @@ fn terminating_endpoint_of_an_unreadable_slice_is_not_ready_after_the_restart() 
     assert_eq!(backends(&node), [(80, 3, 8080)].into(), "a ready endpoint precedes terminating ones");
 }
 
-/// The Service `a` with these ports, and a load balancer's address for endpoints on the same node only.
+/// The Service `a` with these ports, a load balancer address, and `externalTrafficPolicy: Local`.
 fn local_balancer(ports: &[&str]) -> Change {
     let Change::Service(_, Some(service)) = service("a", 1) else { unreachable!() };
     let external = External {

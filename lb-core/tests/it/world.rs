@@ -1,4 +1,5 @@
-//! Random sets of API objects, and the contents of the maps that follow from them, computed in the simplest way.
+//! Random sets of API objects, and the contents of the maps that the agent must derive from these objects, computed in
+//! the simplest way.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -48,7 +49,7 @@ impl World {
         }
     }
 
-    /// Every frontend of the Services for which `claims` returns true, also those that others own.
+    /// Every frontend of the Services for which `claims` returns true, also frontends that another service port owns.
     pub(crate) fn claimed(&self, node: &Node, claims: impl Fn(&ObjectName) -> bool) -> BTreeSet<ServiceKey> {
         let services = self.services.iter().filter(|(name, _)| claims(name));
         let places = services
@@ -171,7 +172,7 @@ impl World {
         all
     }
 
-    /// The Service that owns this frontend of a load balancer's address: the one with the smallest name.
+    /// The Service that owns this frontend with a load balancer address: the one with the smallest name.
     fn owner(&self, key: ServiceKey, node: &Node) -> &Service {
         let claims = self.services.iter().flat_map(|(name, service)| {
             service.ports.iter().map(move |port| {
@@ -210,8 +211,8 @@ impl World {
     }
 }
 
-/// The flags in `VIPS` of the addresses of these frontends, of these addresses that another proxy serves, and of each
-/// of the node's own addresses.
+/// The flags in `VIPS` of the addresses of these frontends, of the `foreign` addresses, which another proxy serves, and
+/// of each of the node's own addresses.
 pub(crate) fn vips(
     frontends: &Resolved,
     foreign: impl Iterator<Item = IpAddr>,
@@ -276,7 +277,7 @@ fn strength(kind: FrontendKind) -> usize {
     [ClusterIp, LoadBalancer, ExternalIp, NodePort].iter().position(|k| *k == kind).expect("a kind")
 }
 
-/// The source ranges of a load balancer's address; `None` means that all clients are admitted.
+/// The source ranges of a load balancer address; `None` means that all clients are admitted.
 pub(crate) fn admitted(service: &Service, key: ServiceKey, node: &Node) -> Option<Networks> {
     let v4 = key.address.is_v4();
     let ranges: Vec<IpNet> =

@@ -136,7 +136,8 @@ impl Folder {
         self.root().join("ports")
     }
 
-    /// The process that holds the lock, such as `pid 17 lb-agent`; `None` if no process does, or if that is unknown.
+    /// The process that holds the lock, such as `pid 17 lb-agent`; `None` if no process holds the lock, or if the
+    /// holder is unknown.
     pub(crate) fn holder(&self) -> Option<String> {
         // If the folder cannot be opened or locked for another reason, the holder is unknown; code that uses the folder
         // reports the error.

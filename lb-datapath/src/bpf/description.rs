@@ -1,7 +1,7 @@
 //! Describes the layout of pinned maps as text that an agent of another version can read, and converts elements from
 //! one layout to another.
 //!
-//! A description is text, a line for the keys and one for the values of each map:
+//! A description is text. For each map, it has one line for the keys and one line for the values:
 //!
 //! ```text
 //! CONNTRACK key 40 source=0+16 destination=16+16 …
@@ -129,7 +129,7 @@ pub(crate) struct Conversion {
 }
 
 impl Conversion {
-    /// Makes a conversion that copies each field to the field of the same name. A little-endian number that becomes
+    /// Creates a conversion that copies each field to the field of the same name. A little-endian number that becomes
     /// narrower or wider is cut or extended with zeros at its upper end. Fields that the old layout does not have
     /// become zero.
     pub(crate) fn between(old: &Layout, new: &Layout) -> Self {

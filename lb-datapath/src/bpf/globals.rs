@@ -39,7 +39,8 @@ pub(crate) fn pin(ebpf: &Ebpf, folder: &Folder) -> Result<(), DatapathError> {
     sys::pin(map.fd().as_fd(), &path).map_err(|error| DatapathError::file("pin the map at", path, error))
 }
 
-/// The options that `explain` needs of those that the agent wrote into the programs when it loaded them.
+/// The options that `explain` needs, read from the constants that the agent wrote into the programs when it loaded
+/// these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Globals {
     /// Hash seed of the schedulers `mh`, `sh` and `dh`.
@@ -60,8 +61,8 @@ impl Globals {
     /// Reads the constants of the pinned programs; the defaults if none are pinned.
     ///
     /// # Errors
-    /// The map of the constants cannot be opened (without its pin, that takes `CAP_SYS_ADMIN`), or the programs are of a
-    /// build whose `.rodata` has another size.
+    /// The map of the constants cannot be opened (if the map is not pinned, opening it takes `CAP_SYS_ADMIN`), or the
+    /// programs are of a build whose `.rodata` has another size.
     pub(crate) fn read(folder: &Folder) -> Result<Self, DatapathError> {
         let Some(section) = Section::read(folder)? else { return Ok(Self::default()) };
         let [direct] = section.constant("DIRECT")?;

@@ -11,7 +11,8 @@ const FILE: &str = "/sys/kernel/btf/vmlinux";
 /// `BTF_MAGIC`, in this machine's byte order.
 const MAGIC: u16 = 0xeb9f;
 
-/// Kinds of BTF types that a lookup needs, or that have more data than the common 12 bytes.
+/// Kinds of BTF types that a lookup needs, or that have more data after the 12-byte `struct btf_type` with which every
+/// type begins.
 mod kind {
     pub(super) const INT: u32 = 1;
     pub(super) const ARRAY: u32 = 3;
@@ -122,7 +123,7 @@ impl KernelTypes {
         rest.strip_prefix(name.as_bytes()).is_some_and(|rest| rest.first() == Some(&0))
     }
 
-    /// Number of bytes that a type at `place` has after the common 12; `None` for an unknown kind.
+    /// Number of bytes after the 12-byte `struct btf_type` of the type at offset `place`; `None` for an unknown kind.
     fn extra(&self, place: usize) -> Option<usize> {
         let info = self.word(place + 4)?;
         let count = usize::try_from(info & 0xffff).ok()?;

@@ -1,8 +1,8 @@
 //! The maps and programs of the BPF object, and the check that pinned maps have the expected types and sizes.
 //!
-//! aya reuses any map that is pinned under the expected name, and assumes that it has the sizes that the object says. A
-//! write to a map with larger values would then make the kernel read beyond our buffer. So every pin is checked before
-//! it is used.
+//! aya reuses any map that is pinned under the expected name, and assumes that the map has the sizes that the object
+//! states. A write to a map with larger values would then make the kernel read beyond our buffer. So every pin is
+//! checked before it is used.
 
 use std::{fmt, io, path::Path};
 
@@ -112,7 +112,7 @@ impl MapSpec {
     /// Opens the map pinned at `path` through aya, for types that [`crate::Table`] does not support.
     ///
     /// # Errors
-    /// There is no such pin, or it has another type or other sizes.
+    /// There is no such pin, or the map has another type or other sizes.
     pub(crate) fn open_by_aya(&self, path: &Path) -> Result<Map, DatapathError> {
         let found = Shape::of_pin(path)?.ok_or_else(|| DatapathError::Absent(path.to_owned()))?;
         self.check(path, &found)?;

@@ -135,7 +135,8 @@ pub(crate) fn load(
 }
 
 /// Loads the programs that every agent needs, the socket programs if sockets are served, and the programs in
-/// `of_devices`. If the kernel refuses one that is only in `of_devices`, attaching it later reports the error.
+/// `of_devices`. If the kernel refuses a program that is only in `of_devices`, attaching that program later reports the
+/// error.
 fn load_first(
     programs: &Programs,
     options: &Options,

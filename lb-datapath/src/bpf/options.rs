@@ -29,10 +29,11 @@ pub enum BpfLogLevel {
     Trace = 5,
 }
 
-/// Numbers of entries with which maps are created. A map that is pinned already keeps its size.
+/// Numbers of entries with which maps are created. A map that is pinned already keeps its size, unless it is one of the
+/// maps that the loader replaces if they are too small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacities {
-    /// Number of entries of `SERVICES` and `SERVICE_NAMES`, and of `VIPS` unless that has a larger minimum.
+    /// Number of entries of `SERVICES` and `SERVICE_NAMES`, and of `VIPS` unless the minimum size of `VIPS` is larger.
     pub services: u32,
     /// Number of slots of `BACKENDS` and `ACTIVE`, and of entries of `ENDPOINT_NAMES`.
     pub backends: u32,
@@ -115,8 +116,8 @@ pub struct Options {
     pub xdp: XdpOption,
     /// How packets of Services are forwarded between devices.
     pub forwarding: Forwarding,
-    /// Whether the programs decapsulate packets in tunnels from other nodes. If not, they lack that code, and pass such
-    /// packets on to the network stack.
+    /// Whether the programs decapsulate packets in tunnels from other nodes. If not, the programs do not contain the
+    /// code for this, and pass such packets on to the network stack.
     pub decapsulate: bool,
     /// Number of retransmissions of a SYN after which another backend is selected; 0 means never.
     pub syn_retries: u16,

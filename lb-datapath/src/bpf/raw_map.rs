@@ -245,8 +245,8 @@ impl RawMap {
     }
 
     /// Calls `see`, which may change the map, for the elements of the map. With batch commands, `see` gets every
-    /// element that is in the map during the whole walk, some of them more than once. Without them, it may miss
-    /// elements if others are deleted while the walk lists the keys.
+    /// element that is in the map during the whole walk, some of them more than once. Without batch commands, `see` may
+    /// miss elements if other elements are deleted while the walk lists the keys.
     pub(crate) fn for_each(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         if !self.has_batches() {
             return self.for_each_key(see);

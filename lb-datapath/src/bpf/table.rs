@@ -116,8 +116,9 @@ impl<K: Pod, V: Pod> Table<K, V> {
         self.delete(keys).map_err(|(_, error)| error)
     }
 
-    /// Runs batches until all elements are processed. If a batch stops at an element, processes that element by `one`,
-    /// which returns the error or succeeds. Processing an element twice is harmless: all operations are idempotent.
+    /// Runs batches until all elements are processed. If a batch stops at an element, processes that element with
+    /// `one`, which returns the error or succeeds. Processing an element twice is harmless: all operations are
+    /// idempotent.
     fn write(
         &self,
         keys: &[K],
@@ -148,8 +149,8 @@ impl<K: Pod, V: Pod> Table<K, V> {
     }
 
     /// Calls `see`, which may change the map, for the elements of the map. With batch commands, `see` gets every
-    /// element that is in the map during the whole walk, some of them more than once. Without them, it may miss
-    /// elements if others are deleted while the walk lists the keys.
+    /// element that is in the map during the whole walk, some of them more than once. Without batch commands, `see` may
+    /// miss elements if other elements are deleted while the walk lists the keys.
     pub fn for_each(
         &self,
         mut see: impl FnMut(&K, &V) -> Result<(), DatapathError>,

@@ -25,8 +25,8 @@ use crate::{
 pub enum ProbeResult {
     /// The feature works, or the setting is right.
     Ok,
-    /// The data plane runs without the feature, but perhaps slower or not for all packets; also if the probe of an
-    /// optional feature could not find out.
+    /// The data plane runs without the feature, but perhaps slower or not for all packets. Also the result if the probe
+    /// of an optional feature could not find out whether the feature works.
     Degraded,
     /// The data plane cannot run: a required feature is missing, or this process lacks the rights to try it.
     Missing,
@@ -101,8 +101,8 @@ pub fn check(bpffs: &Path) -> Vec<Probe> {
     ]
 }
 
-/// The results of cheap probes of [`check`] that are not [`ProbeResult::Ok`]: optional features that are missing, and
-/// settings of the host that harm the data plane.
+/// Runs the cheap probes of [`check`], and returns those whose result is not [`ProbeResult::Ok`]: optional features
+/// that are missing, and settings of the host that harm the data plane.
 pub fn degraded(bpffs: &Path) -> Vec<Probe> {
     let probes = [tcx(), routes(), batches(), btf(), socket_destruction(), ipsec(bpffs)];
     probes.into_iter().filter(|probe| probe.result != ProbeResult::Ok).collect()
@@ -314,8 +314,8 @@ fn masquerade_range(bpffs: &Path) -> Result<RangeInclusive<u16>, DatapathError> 
 }
 
 /// Looks for xfrm policies whose source network (except `0.0.0.0/0` and `::/0`) contains a virtual address. Replies
-/// from that address bypass the policy, because the kernel looks policies up while the source of a reply is still its
-/// endpoint's address.
+/// from that address bypass the policy, because the kernel looks up policies before a program replaces the endpoint's
+/// address, the source of the reply.
 fn ipsec(bpffs: &Path) -> Probe {
     ipsec_probe(
         xfrm::out_policies().and_then(|policies| xfrm::bypassed(policies, || pinned_addresses(bpffs))),
@@ -327,7 +327,8 @@ fn pinned_addresses(bpffs: &Path) -> Result<BTreeSet<IpAddr>, DatapathError> {
     Pinned::find(bpffs)?.map_or_else(|| Ok(BTreeSet::new()), |pinned| pinned.virtual_addresses())
 }
 
-/// The probe [`ipsec`] with these bypassed policies, each with the virtual addresses from which replies bypass it.
+/// The result of the probe [`ipsec`]. `found` has the bypassed policies, each with the virtual addresses from which
+/// replies bypass the policy.
 fn ipsec_probe(found: Result<Vec<(OutPolicy, Vec<IpAddr>)>, DatapathError>) -> Probe {
     const NAME: &str = "IPsec policies";
     const ADVICE: &str = "replies from these addresses would leave unencrypted, so a running agent denies Services to external clients \
@@ -351,8 +352,9 @@ fn ipsec_probe(found: Result<Vec<(OutPolicy, Vec<IpAddr>)>, DatapathError>) -> P
 /// Name of the probe [`devices`].
 const DEVICES: &str = "devices";
 
-/// Checks for devices whose clients reach no Service, and for wires that `--xdp native` would leave to tc. Selects
-/// devices as an agent without `--wire-device` does, because the pinned data plane does not record the agent's flags.
+/// Checks for devices whose clients reach no Service, and for wire devices that `--xdp native` would leave to tc.
+/// Selects devices as an agent without `--wire-device` does, because the pinned data plane does not record the agent's
+/// flags.
 fn devices() -> Probe {
     match Network::read() {
         Ok(Network { links, .. }) => {
@@ -363,9 +365,9 @@ fn devices() -> Probe {
     }
 }
 
-/// The probe [`devices`], given all devices, those that get programs, and the reasons why `--xdp native` would leave
-/// some to tc. These reasons do not degrade the result: `--xdp` is off by default, and a running agent reports them in
-/// `status`.
+/// The result of the probe [`devices`]: `links` are all devices, `devices` are those that get programs, and
+/// `left_to_tc` has the reasons why `--xdp native` would leave some wire devices to tc. These reasons do not degrade
+/// the result: `--xdp` is off by default, and a running agent reports them in `status`.
 fn devices_probe(links: &[Link], devices: &[Device], left_to_tc: &[DatapathError]) -> Probe {
     const ADVICE: &str = "see docs/limits.md, \"Devices\"";
     let unserved: Vec<String> = links.iter().filter_map(Link::unserved).collect();
@@ -422,7 +424,8 @@ mod tests {
         );
     }
 
-    /// First no data plane, then a folder of pins without a map, then one in which only one map is left.
+    /// The test runs probes first without a data plane, then with a folder of pins that has no map, then with a folder
+    /// that has only one map.
     #[test]
     fn data_plane_that_cannot_be_read_degrades_the_probes_that_need_it() {
         let folder = tempfile::tempdir().unwrap();

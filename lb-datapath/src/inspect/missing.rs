@@ -20,7 +20,7 @@ use crate::{
 pub struct Missing {
     /// Names of maps without a pin.
     pub maps: Vec<&'static str>,
-    /// Names of programs that should be pinned and are not: those that every agent pins, and those that are attached.
+    /// Names of programs without a pin, among the programs that every agent pins and the programs that are attached.
     pub programs: Vec<String>,
     /// Tc and XDP hooks without our program, such as `eth0 ingress`.
     pub hooks: Vec<String>,
@@ -56,7 +56,7 @@ pub(crate) fn maps(folder: &Folder) -> Result<Vec<&'static str>, DatapathError> 
     Ok(missing)
 }
 
-/// The name of the map of the programs' constants, unless it is pinned. Only `explain` reads it.
+/// The name of the map that holds the programs' constants; empty if the map is pinned. Only `explain` reads this map.
 fn constants(folder: &Folder) -> Result<Vec<&'static str>, DatapathError> {
     Ok(if is_pinned(&folder.map(globals::PIN))? { Vec::new() } else { vec![globals::PIN] })
 }
@@ -71,7 +71,7 @@ fn serves_sockets(folder: &Folder) -> Result<bool, DatapathError> {
     Ok(false)
 }
 
-/// Names of programs that should be pinned and are not: those that every agent pins, and those that are attached.
+/// Names of programs without a pin, among the programs that every agent pins and the programs that are attached.
 fn programs(pinned: &Pinned) -> Result<Vec<String>, DatapathError> {
     let of_devices = pinned.attachments()?.into_iter().map(|attachment| attachment.program.name);
     let of_xdp = pinned.xdp_attachments()?.into_iter().map(|attachment| attachment.program.name);

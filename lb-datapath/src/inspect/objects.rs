@@ -67,7 +67,7 @@ pub struct MapObject {
     pub value_size: u32,
     /// Maximum number of elements in the map.
     pub max_entries: u32,
-    /// Memory that the kernel charges for the map, in bytes; `None` if that cannot be read.
+    /// Memory that the kernel charges for the map, in bytes; `None` if the size cannot be read.
     pub memory: Option<u64>,
 }
 
@@ -113,7 +113,7 @@ impl Pinned {
         Ok(Objects { programs, maps: maps.into_values().collect(), links, missing })
     }
 
-    /// All our programs: the pinned ones, and those of earlier agents that are still attached.
+    /// All our programs: the pinned programs, and the attached programs of earlier agents.
     ///
     /// # Errors
     /// The pins, the attachments or a program cannot be read.
@@ -169,8 +169,8 @@ fn map(info: &MapInfo) -> MapObject {
     }
 }
 
-/// Memory in bytes that the kernel charges for the map, from `/proc/thread-self/fdinfo`. `None` if that cannot be read:
-/// commands still show the other fields.
+/// Memory in bytes that the kernel charges for the map, from `/proc/thread-self/fdinfo`. `None` if the file cannot be
+/// read: commands still show the map's other properties.
 fn memory(info: &MapInfo) -> Option<u64> {
     let fd = info.fd().ok()?;
     let text = fs::read_to_string(format!("/proc/thread-self/fdinfo/{}", fd.as_fd().as_raw_fd())).ok()?;

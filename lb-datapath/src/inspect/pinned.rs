@@ -176,7 +176,7 @@ impl Pinned {
     /// Opens the maps pinned on `bpffs`; `None` if no data plane is pinned there.
     ///
     /// # Errors
-    /// Those of [`Self::open`], except a missing BPF file system or data plane.
+    /// The errors of [`Self::open`], except a missing BPF file system or data plane.
     pub fn find(bpffs: &Path) -> Result<Option<Self>, DatapathError> {
         match Self::open(bpffs) {
             Err(DatapathError::Absent(_) | DatapathError::NotMounted(_)) => Ok(None),
@@ -410,7 +410,7 @@ fn tcx_program(
     }
 }
 
-/// Opened programs, by id. To open a program by its id takes CAP_SYS_ADMIN; to open its pin does not.
+/// Opened programs, by id. To open a program by its id takes CAP_SYS_ADMIN; to open the pin of a program does not.
 pub(super) struct ProgramInfos {
     found: BTreeMap<u32, ProgramInfo>,
     /// Why programs that are not pinned could not be opened; `None` if all could.

@@ -16,7 +16,8 @@ use crate::{
 };
 
 /// The maps and constants by which a program decides about a packet. Lookups return the present contents of the maps;
-/// settings and constants are those at the call of [`Pinned::program_view`](crate::Pinned::program_view).
+/// settings and constants keep the values that they had when [`Pinned::program_view`](crate::Pinned::program_view) was
+/// called.
 #[derive(Debug)]
 pub struct ProgramView {
     /// The maps that the control plane writes.
@@ -43,7 +44,8 @@ pub struct ProgramView {
     pub settings: Settings,
     /// The constants in the loaded programs; the defaults if there is a [`Self::globals_error`].
     pub globals: Globals,
-    /// Why the constants could not be read; `None` if they could. Without their pin, reading them takes `CAP_SYS_ADMIN`.
+    /// Why the constants could not be read; `None` if they were read. If the map of the constants is not pinned,
+    /// reading it takes `CAP_SYS_ADMIN`.
     pub globals_error: Option<DatapathError>,
 }
 

@@ -1,7 +1,8 @@
 //! The number of active flows of each backend: the map `ACTIVE`.
 //!
 //! Programs change the counters at any time, so the agent maps them into memory and changes them by atomic additions,
-//! as the programs do. The agent also counts the flows in the flow table, and corrects a difference that lasts.
+//! as the programs do. The agent also counts the flows in the flow table, and corrects a counter that differs from this
+//! count in two passes in a row.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -59,12 +60,12 @@ impl ActiveFlows {
 
 /// Finds slots with wrong counts, over several GC passes.
 ///
-/// Flows begin and end while the agent counts them. So the number of flows found is right if it lies between the slot's
-/// counts before and after the walk. A number outside that range is an error only if the next pass finds an error in
-/// the same direction.
+/// Flows begin and end while the agent counts them. So a counter is right if the number of flows that the walk finds
+/// lies between the values of the counter before and after the walk. If the number lies outside this range, the counter
+/// is wrong only if the next pass finds a difference in the same direction.
 #[derive(Debug, Default)]
 pub struct Recount {
-    /// Slots to check: those that flows refer to, and those whose counter is not 0. `None` before the first pass.
+    /// Slots to check: slots that flows refer to, and slots whose counter is not 0. `None` before the first pass.
     known: Option<BTreeSet<u32>>,
     /// Slots whose counter was wrong in the last pass, with the difference to add.
     suspects: BTreeMap<u32, i64>,
@@ -88,7 +89,7 @@ impl Recount {
     }
 
     /// The slots to correct, each with the difference to add. `flows` is the number of flows that the walk found per
-    /// slot, `before` the counters before the walk, `now` those after it.
+    /// slot, `before` has the counters before the walk, and `now` returns the counters after the walk.
     fn corrections(
         &mut self,
         before: &BTreeMap<u32, i64>,
@@ -103,7 +104,8 @@ impl Recount {
             let error = flows - flows.clamp(now.min(*before), now.max(*before));
             let earlier = self.suspects.get(slot).copied().unwrap_or(0);
             if error != 0 && error.signum() == earlier.signum() {
-                // Only the smaller of the two errors is certain; the rest may be flows that began or ended meanwhile.
+                // Only the smaller of the two errors is certain; the rest of the larger error may be flows that began
+                // or ended meanwhile.
                 let certain = error.abs().min(earlier.abs()) * error.signum();
                 corrections.push((*slot, certain));
             } else if error != 0 {

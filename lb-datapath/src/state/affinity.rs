@@ -1,10 +1,10 @@
 //! The agent's part of session affinity: deleting the clients of Service ports that were deleted or no longer have
 //! affinity, and counting evicted clients.
 //!
-//! `AFFINITY` is an LRU map: when it is full, the kernel evicts clients that have long been idle, and reports
-//! nothing. So a client was evicted if it was in the map in the previous GC pass, is missing in this one, and has not
-//! reached the timeout of its Service. A client that is added and evicted between two passes is not counted: the number
-//! is a lower bound.
+//! `AFFINITY` is an LRU map: when it is full, the kernel evicts clients that have long been idle, and reports nothing.
+//! So a client was evicted if it was in the map in the previous GC pass, is missing in this pass, and has not reached
+//! the timeout of its Service. A client that is added and evicted between two passes is not counted: the number is a
+//! lower bound.
 
 use std::collections::BTreeMap;
 
@@ -29,8 +29,8 @@ pub struct AffinityTable {
     census: Census,
 }
 
-/// The unexpired clients that the last GC pass found. The next pass counts those that are missing before
-/// their timeout as evicted.
+/// The unexpired clients that the last GC pass found. If one of these clients is missing in the next pass and has not
+/// reached its timeout, that pass counts the client as evicted.
 #[derive(Debug, Default)]
 struct Census {
     known: BTreeMap<ServiceClient, Affinity>,

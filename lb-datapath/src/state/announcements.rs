@@ -37,8 +37,8 @@ impl Announcements {
         self.announced.entries()
     }
 
-    /// Makes the map contain exactly these announcements. Deletes unwanted ones first, so that the programs stop
-    /// answering for their addresses as early as possible.
+    /// Makes the map contain exactly these announcements. Deletes unwanted announcements first, so that the programs
+    /// stop answering for the unwanted addresses as early as possible.
     pub fn set(&mut self, wanted: &BTreeMap<AnnounceKey, Announcement>) -> Result<(), DatapathError> {
         let present = self.get()?;
         let gone: Vec<AnnounceKey> =
@@ -53,7 +53,7 @@ impl Announcements {
     }
 
     /// For each address and device that `known` accepts: the numbers of answers, failures and conflicts, and the last
-    /// claim of another machine. Deletes the elements of all others from `ANNOUNCE_HEARD`.
+    /// claim of another machine. Deletes the elements of all other addresses and devices from `ANNOUNCE_HEARD`.
     pub fn heard(
         &mut self,
         known: impl Fn(&AnnounceKey) -> bool,

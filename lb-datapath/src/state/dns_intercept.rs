@@ -24,7 +24,7 @@ impl DnsIntercepts {
     }
 
     /// Makes the map contain exactly these entries. Writes entries for answers before entries for queries: otherwise
-    /// the agent's server might receive a query while its answers would still leave with its own address.
+    /// the agent's server might receive a query while answers would still leave with the server's own address.
     ///
     /// # Errors
     ///

@@ -55,8 +55,8 @@ pub struct Filter {
 pub struct FilterFill {
     /// Number of bits that are set.
     pub bits: u32,
-    /// Estimated false-positive rate: the share of packets without a flow that look as if they had one. It is the sum
-    /// of the rates of the copy's two bit arrays, so it can exceed 1 if the filter is nearly full.
+    /// Estimated false-positive rate: the share of packets without a flow that look as if they had a flow. It is the
+    /// sum of the rates of the copy's two bit arrays, so it can exceed 1 if the filter is nearly full.
     pub false_positives: f64,
 }
 
@@ -84,7 +84,7 @@ impl FilterMemory {
     ///
     /// # Errors
     ///
-    /// The map is smaller than the filter, or not one that can be mapped.
+    /// The map is smaller than the filter, or cannot be mapped into memory.
     pub fn map(map: BorrowedFd<'_>) -> io::Result<Self> {
         Mapped::new(map, size_of::<filter::Filter>() / 8).map(Self)
     }
@@ -136,7 +136,7 @@ impl FilterMemory {
             let bits = self.load(index).count_ones();
             fill.bits += bits;
             // The probability that the mark of an endpoint without flows is in this word, and that other marks have set
-            // both of its bits.
+            // both bits of this mark.
             fill.false_positives += (f64::from(bits) / 64.0).powi(2) / WORDS as f64;
         }
         fill
@@ -178,7 +178,8 @@ impl Filter {
         self.insertion.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the marks of entries or frontends to the filter, then calls `insert`, which makes them visible to programs.
+    /// Adds the marks of entries or frontends to the filter, then calls `insert`, which makes the entries or frontends
+    /// visible to programs.
     pub(crate) fn insert_after<R>(
         &self,
         marks: impl IntoIterator<Item = Mark>,
@@ -260,8 +261,8 @@ pub(crate) fn pass_all(version: &Path) -> Result<(), DatapathError> {
         return Ok(());
     };
     let memory = FilterMemory::map(map.fd()).map_err(|error| map.error("map", error))?;
-    // A program that has read the filter before may create a flow afterwards, whose marks lead all packets of its
-    // frontend to the lookups again.
+    // A program that has read the filter before this change may still create a flow. The marks of that flow lead all
+    // packets of its frontend to the lookups again.
     for _ in 0..MOST_PASSES {
         memory.pass_all();
         grace::wait()?;

@@ -128,8 +128,8 @@ impl ServiceMaps {
         Ok(name.map(|name| endpoint_labels(&name, &mut Strings::default())))
     }
 
-    /// Capacities of the maps, which a plan must respect. That of `VIPS` does not include the entries that are reserved
-    /// for the node's own addresses ([`capacity::OWN_VIPS`]).
+    /// Capacities of the maps, which a plan must respect. The capacity of `VIPS` does not include the entries that are
+    /// reserved for the node's own addresses ([`capacity::OWN_VIPS`]).
     pub fn room(&self) -> Capacity {
         Capacity {
             backends: self.backends.capacity(),

@@ -35,7 +35,7 @@ impl SettingsMap {
         Ok(self.slots.get(&slot)?.unwrap_or_else(bytemuck::Zeroable::zeroed))
     }
 
-    /// Switches programs to these settings. Returns when no program uses the previous ones any more.
+    /// Switches programs to these settings. Returns when no program uses the previous settings any more.
     pub fn set(&mut self, settings: &Settings) -> Result<(), DatapathError> {
         self.filter.set_ranges(&ServiceRanges::covering(&settings.service_ranges));
         if self.get()? == *settings {

@@ -28,8 +28,8 @@ impl SocketCountsMap {
     }
 
     /// Deletes the counters of backends that have been idle for [`LONG`] passes, or for [`SHORT`] passes if more than
-    /// half of the map is in use. Returns the deleted ones. If a connection to such a backend has begun since `counts`
-    /// was read, the deletion loses its count.
+    /// half of the map is in use. Returns the deleted counters. If a connection to such a backend has begun since
+    /// `counts` was read, this connection is no longer counted.
     pub(crate) fn delete_idle(
         &self,
         counts: &BTreeMap<SocketCounter, SocketCounts>,

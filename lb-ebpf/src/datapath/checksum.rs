@@ -48,8 +48,9 @@ impl Checksum {
 #[inline(always)]
 fn ip_summed(skb: *mut __sk_buff) -> u64 {
     let summed: u64;
-    // SAFETY: the instructions only write registers. Those that replace them call a function that only returns its
-    // argument, the context of this program, and read a field of the structure that the returned pointer leads to.
+    // SAFETY: the instructions only write registers. The instructions by which the loader replaces them call a function
+    // that only returns its argument, the context of this program, and read a field of the structure that the returned
+    // pointer leads to.
     unsafe {
         asm!(
             "r0 = 0x4c420001", // call bpf_cast_to_kern_ctx

@@ -3,7 +3,7 @@
 use lb_common::Outcome;
 
 /// Runs the body of a subprogram that may return an outcome early. (A subprogram returns one register, and a
-/// `Result<Outcome, Outcome>` takes two. A function that is inlined in several places must not call this one: LLVM
+/// `Result<Outcome, Outcome>` takes two. A function that is inlined in several places must not call this function: LLVM
 /// would compile the closure as a subprogram.)
 #[inline(always)]
 pub(super) fn outcome_of(body: impl FnOnce() -> Result<Outcome, Outcome>) -> Outcome {
@@ -22,7 +22,7 @@ pub(super) fn number_of(result: Result<(), Outcome>) -> u32 {
     u32::from(result.is_ok())
 }
 
-/// The result of a global function that has returned [`number_of`] it.
+/// Converts the number that a global function has returned to a result: the inverse of [`number_of`].
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! Events for `lb-agent monitor`: see [`Event`]. The programs emit none for further packets of a flow, unless they drop
-//! or reject them. While no monitor runs, an event costs one load from a map.
+//! Events for `lb-agent monitor`: see [`Event`]. The programs emit no event for a further packet of a flow, unless they
+//! drop or reject the packet. While no monitor runs, an event costs one load from a map.
 
 use aya_ebpf::{
     btf_maps::{Array, RingBuf},
@@ -75,7 +75,8 @@ pub(crate) fn dropped(context: &HookContext, outcome: Outcome, hook: EventHook) 
 fn emit_dropped(device: u32, outcome: Outcome, hook: EventHook) {
     match maps::packet() {
         // After `RewriteFailed`, the stored packet may be an earlier one, because the fast path does not store a packet
-        // that it forwards. `RewriteFailed` is the only outcome with which it drops such a packet.
+        // that it forwards. `RewriteFailed` is the only outcome with which the fast path drops a packet that it has not
+        // stored.
         Ok(packet) if !matches!(outcome, Outcome::RewriteFailed) => {
             emit_rejected(&packet.tuple, device, outcome, hook);
         }

@@ -32,9 +32,9 @@ use super::{
 pub(super) enum FastPath {
     /// The fast path has decided about the packet, and rewritten it if necessary: the caller must not process it again.
     Done(Outcome),
-    /// The fast path has translated and counted the packet, which passes the hook. (In the XDP program, the frame
-    /// leaves through its exit.) The fast path counts the packet because counting it after the return would cost
-    /// several nanoseconds: the CPU would wait for the memory of the counter, and have nothing else to do.
+    /// The fast path has translated and counted the packet, which passes the hook. (In the XDP program, the caller then
+    /// sends the frame to its next hop.) The fast path counts the packet because counting it after the return would
+    /// cost several nanoseconds: the CPU would wait for the memory of the counter, and have nothing else to do.
     Counted,
     /// The headers are unusual or truncated, or there is no Ethernet header: the slow path has to parse the packet.
     NotPlain,
@@ -59,8 +59,8 @@ pub(super) fn process(skb: &mut Skb, hook: Hook) -> FastPath {
     let Some(mut plain) = parse_plain(skb) else { return FastPath::NotPlain };
     let known = match table::find(table, &plain.tuple) {
         TableLookup::Flow(flow) => Some(flow),
-        // Few flows are in the overflow. The slow path handles them: if this function did, the verifier would check the
-        // code below twice.
+        // Few flows are in the overflow. The slow path handles these flows: if this function handled them, the verifier
+        // would check the code below twice.
         TableLookup::MayBeInOverflow if table::is_in_overflow(&plain.tuple) => {
             return stored(&plain, FastPath::HasFlow);
         }
@@ -124,7 +124,7 @@ fn needs_slow_path(skb: &Skb, packet: &Packet, hook: Hook) -> bool {
     of_node::begins(skb, packet, hook) || dns::is_answer(skb, &packet.tuple)
 }
 
-/// Counts a packet that passes the hook. The caller handles and counts all others.
+/// Counts a packet that passes the hook. The caller handles and counts all other packets.
 #[inline(always)]
 fn counted(outcome: Outcome) -> FastPath {
     if !matches!(outcome.verdict(), Verdict::Pass) {

@@ -61,7 +61,8 @@ impl Memory for Filter {
     }
 }
 
-/// Marks an entry of the flow table, given its key and flags. Call it before the entry is inserted.
+/// Marks the entry of the flow table with this key and these flags. Callers call this function before they insert the
+/// entry.
 #[inline(always)]
 pub(crate) fn mark(key: &Tuple, flags: u8) {
     filter_mark(key, u32::from(flags));

@@ -92,9 +92,9 @@ fn translate_quoted(skb: &mut Skb, headers: &Headers, hook: Hook) -> Result<Tran
         rewrite::take_hop(skb, headers)?;
         return Ok(Translated::Done(Outcome::RoutedIcmpError));
     }
-    // In a hairpin flow, a pod or another node reports an error about its own packet. The error goes back through the
-    // device it came from without the stack, which might refuse the VIP as a source on that device. (A caught flow has
-    // the same bit; an error about it passes, as `Caught`.)
+    // In a hairpin flow, a pod or another node reports an error about a packet that it has sent itself. The error
+    // bypasses the stack and goes back through the device by which it came, because the stack might refuse the VIP as a
+    // source on that device. (A caught flow has the same bit; an error about it passes, as `Caught`.)
     let hairpin = flow.flags & flow_flags::HAIRPIN != 0;
     Ok(Translated::Done(if hairpin { turned(flow) } else { Outcome::IcmpError }))
 }
@@ -109,7 +109,7 @@ fn rewrite_quoted(skb: &mut Skb, quoted: &Headers, protocol: u8, flow: &Flow) ->
     rewrite::ports(skb, quoted.l4, &to)?;
     let seq_delta = rewrite_quoted_seq(skb, quoted, flow)?;
     let mut delta = Sum::ZERO.add_word(flow.port_delta).add_word(seq_delta);
-    // The header checksum of IPv4 compensates the addresses; IPv6 has none.
+    // The header checksum of IPv4 compensates the addresses; an IPv6 header has no checksum.
     if !quoted.is_v4 {
         delta = delta.add_word(flow.address_delta);
     }

@@ -1,5 +1,5 @@
-//! Logging through aya-log. The level is a constant of the loaded program. It is "off" unless the agent sets another
-//! one; if it is "off", the verifier removes this code.
+//! Logging through aya-log. The level is a constant of the loaded program. The level is "off" unless the agent sets
+//! another level; if it is "off", the verifier removes this code.
 
 use aya_ebpf::EbpfContext;
 use aya_log_ebpf::debug;

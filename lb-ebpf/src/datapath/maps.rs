@@ -22,9 +22,9 @@ const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 pub(super) static SERVICES: HashMap<ServiceKey, Service, { capacity::SERVICES }, NO_PREALLOC> =
     HashMap::new();
 
-/// Endpoints: an arena of contiguous slices, each sorted by address and port. A frontend refers to at most two: one for
-/// its clients, and with `SHORT_CIRCUIT` another one for internal clients. Frontends of one service port with equal
-/// backends share a slice.
+/// Endpoints: an arena of contiguous slices, each sorted by address and port. A frontend refers to at most two slices:
+/// one for its clients, and with `SHORT_CIRCUIT` another slice for internal clients. Frontends of one service port with
+/// equal backends share a slice.
 #[btf_map]
 pub(super) static BACKENDS: Array<Backend, { capacity::BACKENDS }> = Array::new();
 
@@ -98,10 +98,10 @@ pub(super) static HANDOVER: Array<u32, 1> = Array::new();
 #[btf_map]
 pub(super) static STATS: PerCpuArray<u64, { Outcome::COUNT }> = PerCpuArray::new();
 
-/// The packets of this CPU: slot 0 has the packet that the CPU processes, slot 1 the packet inside the tunnel that this
-/// packet came through, or that it is an ICMP error about.
+/// The packets of this CPU. Slot 0 has the packet that the CPU processes. Slot 1 has the packet inside a tunnel: either
+/// the packet in slot 0 came through that tunnel, or it is an ICMP error about that tunnel.
 ///
-/// They are stored in a map rather than on the stack because the verifier tracks every value on the stack: it would
+/// The packets are in a map rather than on the stack because the verifier tracks every value on the stack: it would
 /// check the rest of the program once for each combination of results of parsing.
 #[btf_map]
 pub(super) static PACKET: PerCpuArray<Packet, 2> = PerCpuArray::new();
@@ -112,7 +112,8 @@ pub(super) fn packet() -> Result<&'static mut Packet, Outcome> {
     nth_packet(0)
 }
 
-/// The packet inside the tunnel that the processed packet came through, or that it is an ICMP error about.
+/// The packet inside a tunnel: either the processed packet came through that tunnel, or it is an ICMP error about that
+/// tunnel.
 #[inline(always)]
 pub(super) fn inner_packet() -> Result<&'static mut Packet, Outcome> {
     nth_packet(1)
@@ -124,12 +125,14 @@ fn nth_packet(slot: u32) -> Result<&'static mut Packet, Outcome> {
     // SAFETY: the slot belongs to this CPU alone, and programs on these hooks run with bottom halves disabled, so no
     // other such program runs on this CPU before this one ends. Two borrows of a slot are never in use at the same
     // time. The fast path stores a packet in slot 0 before the slow path (`process_slow`, or `decide` of XDP) borrows
-    // the slot; other code borrows slot 0 only after the last use of that borrow. `decapsulate` or `tunnel_error`
-    // borrows slot 1, never both for one packet. The kernel fills new maps with zeros, a valid packet.
+    // the slot; other code borrows slot 0 only after the slow path has used its borrow for the last time. `decapsulate`
+    // or `tunnel_error` borrows slot 1, never both for one packet. The kernel fills new maps with zeros, a valid
+    // packet.
     Ok(unsafe { &mut *packet })
 }
 
-/// Names of service ports by id. Only the agent and its commands read them; a map keeps them while no agent runs.
+/// Names of service ports by id. Only the agent and its commands read these names. They are in a map so that they are
+/// available while no agent runs.
 #[btf_map]
 pub(super) static SERVICE_NAMES: HashMap<u32, ServiceName, { capacity::SERVICES }, NO_PREALLOC> =
     HashMap::new();

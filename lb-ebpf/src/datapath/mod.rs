@@ -91,7 +91,7 @@ fn process_outside_tunnel(
     known: FastPath,
 ) -> Result<Outcome, Outcome> {
     let known = match known {
-        // (`process` has handled the first two.)
+        // (`process` has handled `Done` and `Counted`.)
         FastPath::Done(_) | FastPath::Counted | FastPath::NoFlow => None,
         FastPath::HasFlow => conntrack::lookup(&packet.tuple),
         FastPath::NotPlain => match slow_path::parse(skb, packet, hook)? {

@@ -22,7 +22,7 @@ use super::{
     skb::{ChecksumField, Skb},
 };
 
-/// The ICMPv6 type of an echo reply, RFC 4443 §4.2. That of IPv4 is 0.
+/// The ICMPv6 type of an echo reply, RFC 4443 §4.2. (The ICMP type of an echo reply in IPv4 is 0.)
 const ECHO_REPLY_V6: u8 = 129;
 
 /// Turns the packet into its own rejection: RST for TCP, port unreachable for UDP and SCTP.
@@ -47,7 +47,8 @@ fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
     let header = reset(&answer, &packet.segment);
     let l4 = network_header(skb, packet, &answer, lengths::TCP)?;
     skb.store_summed(l4, &header)?;
-    // Adds the pseudo header in a second step, the only one that the kernel also applies to its sum over the frame.
+    // Adds the pseudo header in a second step. The kernel also applies this step, but not the first one, to its sum
+    // over the frame.
     let checksum = ChecksumField::of(protocol::TCP, l4);
     let sum = reset_sum(&header).fold();
     skb.update_checksum(checksum, sum, false)?;
@@ -58,7 +59,7 @@ fn tcp_reset(skb: &mut Skb, packet: &Packet) -> Result<Outcome, Outcome> {
 
 /// Turns the packet into an ICMP error about itself; `start` is the beginning of the error. A later fragment is not
 /// answered: its sender could not match the quote. Once the node has reached its limit on ICMP errors, it sends only
-/// those to which the limit does not apply ([`icmp_limit::applies`]).
+/// the errors to which the limit does not apply ([`icmp_limit::applies`]).
 #[inline(never)]
 pub(super) fn icmp_error(
     skb: &mut Skb,
@@ -149,8 +150,8 @@ pub(super) fn echo(skb: &mut Skb, packet: &Packet) -> Outcome {
 fn message_checksum(message: &mut [u8; MESSAGE], length: u32, answer: &Tuple) -> u16 {
     let seed =
         if answer.protocol == protocol::ICMPV6 { pseudo_header(answer, length as u16) } else { Sum::ZERO };
-    // SAFETY: `message` has at least `length` bytes, a multiple of 4, as the helper demands. It reads nothing at the
-    // null pointer, whose length is 0.
+    // SAFETY: `message` has at least `length` bytes, a multiple of 4, as the helper demands. The helper reads nothing
+    // at the null pointer, because the length of that input is 0.
     let sum = unsafe {
         let to = message.as_mut_ptr().cast();
         bpf_csum_diff(core::ptr::null_mut(), 0, to, length, u32::from(seed.fold()))
@@ -161,10 +162,11 @@ fn message_checksum(message: &mut [u8; MESSAGE], length: u32, answer: &Tuple) ->
 /// Resizes the frame for an answer with `payload` bytes and writes its network header; returns the offset of the
 /// payload.
 ///
-/// The task to compute the packet's checksum (`CHECKSUM_PARTIAL`) stays with the buffer of the packet: the device would
-/// write into the answer, at the place where the packet had its checksum. The kernel ends the task when a packet loses
-/// the bytes in front of its transport header, and one more word (`skb_postpull_rcsum`); so the buffer of such a packet
-/// gets that `surplus`, and loses it.
+/// If the device is to compute the packet's checksum, the `sk_buff` keeps this mark (`CHECKSUM_PARTIAL`). The device
+/// would then write a checksum into the answer, at the position of the packet's checksum. The kernel clears the mark
+/// when a packet loses all bytes in front of its transport header and one more 16-bit word (`skb_postpull_rcsum`). So
+/// the function first makes the frame longer than the answer by that `surplus`, then removes as many bytes behind the
+/// Ethernet header.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "answers have at most MESSAGE bytes of payload")]
 fn network_header(skb: &mut Skb, packet: &Packet, answer: &Tuple, payload: u32) -> Result<u32, Outcome> {
@@ -183,8 +185,8 @@ fn network_header(skb: &mut Skb, packet: &Packet, answer: &Tuple, payload: u32) 
     Ok(l4)
 }
 
-/// Whether the device that sends the packet is to compute its checksum. (If the kernel does not show that, it is known
-/// only of a packet that the device is to split.)
+/// Whether the device that sends the packet is to compute the packet's checksum. (On kernels that do not show this, the
+/// function returns true only for a packet that the device is to split into segments.)
 #[inline(always)]
 fn is_left_to_device(skb: &Skb) -> bool {
     match skb.checksum() {

@@ -130,7 +130,7 @@ fn report_uncovered_addresses(skb: &mut Skb, headers: &Headers, flow: &Flow) {
 /// Offset of the checksum in an SCTP header.
 const SCTP_CHECKSUM: u32 = 8;
 
-/// Writes the ports of an SCTP packet, and its checksum: it covers the whole packet, but no addresses.
+/// Writes the ports and the checksum of an SCTP packet. The checksum covers the whole SCTP packet, but no addresses.
 #[inline(always)]
 fn sctp(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
     rewritten(sctp_translate(skb.ctx.skb.skb, packet, flow))
@@ -191,16 +191,16 @@ extern "C" fn step(_index: u32, _context: *mut core::ffi::c_void) -> i64 {
 /// The checksum that compensates a change of IPv6 addresses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Compensation {
-    /// A checksum over the pseudo header. When the helper updates it, the kernel also changes its sum over the frame
-    /// (`CHECKSUM_COMPLETE`), as if the frame did not contain the addresses. So the program adds the change of the
-    /// addresses to that sum. In IPv4 the header's checksum compensates them. (From Linux 6.16 on, the flag
-    /// `BPF_F_IPV6` of the helper has the same effect.)
+    /// A checksum over the pseudo header. When the helper updates this checksum, the kernel also changes the sum over
+    /// the frame (`CHECKSUM_COMPLETE`), as if the frame did not contain the addresses. So the program adds the change
+    /// of the addresses to the sum over the frame. In IPv4 the header's checksum compensates this change. (From Linux
+    /// 6.16 on, the flag `BPF_F_IPV6` of the helper has the same effect.)
     Pseudo,
     /// The checksum of an ICMP message that quotes the addresses.
     Message,
 }
 
-/// Writes the addresses of a network header and updates its own checksum, which only IPv4 has.
+/// Writes the addresses of a network header. In IPv4, also updates the checksum of that header; IPv6 has none.
 #[inline(always)]
 pub(super) fn addresses(
     skb: &mut Skb,

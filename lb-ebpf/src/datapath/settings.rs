@@ -8,7 +8,7 @@ use super::{
     maps::{INSIDE_DEVICES, PEERS, SETTINGS, SETTINGS_SLOT},
 };
 
-/// The settings in use; `None` until an agent has written some.
+/// The settings in use; `None` until an agent has written settings.
 #[inline(always)]
 pub(crate) fn current() -> Option<&'static Settings> {
     let slot = *SETTINGS_SLOT.get(0)? & 1;
@@ -55,7 +55,7 @@ pub(crate) fn is_peer(address: &Address) -> bool {
     is_in(address, Ranges::Peers) || is_node(address)
 }
 
-/// Whether the address is that of another node. (A network of peers may also contain clients.)
+/// Whether the address belongs to another node. (A network of peers may also contain clients.)
 #[inline(always)]
 pub(crate) fn is_node(address: &Address) -> bool {
     // SAFETY: the program does not read the element.
@@ -78,7 +78,7 @@ fn is_in(address: &Address, ranges: Ranges) -> bool {
 }
 
 /// Whether the networks with the number `ranges` contain the address: 1 or 0. (A global function: the verifier checks
-/// its loop once, for all arguments and callers. It assumes that any pointer may be null.)
+/// its loop once, for all arguments and callers, and assumes that any pointer may be null.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn settings_contain(address: *const Address, ranges: u32) -> u32 {

@@ -63,8 +63,8 @@ fn parse_pulling(skb: &mut Skb, packet: &mut Packet) -> Result<(), Outcome> {
     Ok(())
 }
 
-/// Decides about a packet with ports; `known` is the entry of its tuple, if there is one. `Err` is the outcome of a
-/// packet that no flow translates at this hook.
+/// Decides about a packet with ports; `known` is the entry of the packet's tuple, if there is such an entry. `Err` is
+/// the outcome of a packet that no flow translates at this hook.
 #[inline(always)]
 pub(super) fn process(
     skb: &mut Skb,
@@ -91,7 +91,7 @@ pub(super) fn process(
     Ok(if is_first { outcome.of_first_packet() } else { outcome })
 }
 
-/// Checks whether the packet belongs to the flow with this entry, rather than being the first one of another flow.
+/// Checks whether the packet belongs to the flow with this entry, rather than being the first packet of another flow.
 /// Deletes the flow if the packet belongs to a connection that bypasses the VIP.
 #[inline(always)]
 fn check_same_flow(skb: &Skb, packet: &Packet, flow: &Flow, hook: Hook) -> Result<bool, Outcome> {
@@ -109,7 +109,8 @@ fn check_same_flow(skb: &Skb, packet: &Packet, flow: &Flow, hook: Hook) -> Resul
     }
 }
 
-/// Creates the flow that begins with this packet, in place of an `earlier` one, and returns its entry.
+/// Creates the flow that begins with this packet, and returns the flow's entry. If `earlier` is true, the new flow
+/// replaces an earlier flow with the same tuple.
 #[inline(always)]
 fn create_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static mut Flow, Outcome> {
     if may_be_query(&packet.tuple, packet.fragment.part) {
@@ -131,8 +132,8 @@ fn create_flow(skb: &mut Skb, packet: &Packet, earlier: bool) -> Result<&'static
 }
 
 /// Creates the flow of a connection of the node itself that begins with this packet, and returns the flow's entry. The
-/// connection needs a flow if another flow already has its source port, or if an earlier connection with the same tuple
-/// had a flow (`earlier`). Answers of the DNS server are translated without a flow.
+/// connection needs a flow if another flow already has the connection's source port, or if an earlier connection with
+/// the same tuple had a flow (`earlier`). Answers of the DNS server are translated without a flow.
 #[inline(always)]
 fn create_of_node(
     skb: &mut Skb,
@@ -159,7 +160,8 @@ fn translate_slow(
     is_first: bool,
 ) -> Forwarded {
     // A caught flow is translated at the egress of the catch device. If the flow begins at that device, its first
-    // packet has already passed that hook, so this hook, at ingress, translates the packet as the egress hook would.
+    // packet has already passed the egress hook, so this hook, at ingress, translates the packet as the egress hook
+    // would.
     let hook = if is_first && is_catch(&device::info(skb.context().device)) { Hook::Egress } else { hook };
     if let Err(outcome) = fragments::remember(skb, packet, hook) {
         return Forwarded::Done(outcome);

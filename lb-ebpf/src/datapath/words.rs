@@ -6,7 +6,7 @@ use core::arch::asm;
 use bytemuck::Pod;
 
 /// Copies a value of whole words into a map value, one word after the other. (For an assignment, LLVM would load all
-/// words before it stores the first one, and would need stack for those that do not fit into registers.)
+/// words before it stores the first one, and would need stack for the words that do not fit into registers.)
 ///
 /// # Safety
 /// The pointer leads to a writable map value of type `T`, aligned to 8 bytes.
@@ -15,7 +15,7 @@ pub(super) unsafe fn copy<T: Pod>(from: &T, to: *mut T) {
     const { assert!(size_of::<T>() % 8 == 0 && align_of::<T>() == 8) };
     let (from, to) = ((&raw const *from).cast::<u64>(), to.cast::<u64>());
     for index in 0..size_of::<T>() / 8 {
-        // SAFETY: both values are aligned, and have that many words.
+        // SAFETY: both values are aligned, and `index` is less than the number of words in each.
         unsafe { to.add(index).write_volatile(from.add(index).read()) };
     }
 }
@@ -55,7 +55,7 @@ pub(crate) unsafe fn add(word: *mut u64, difference: u64) {
 /// Adds to a word and returns its previous value.
 ///
 /// # Safety
-/// The pointer leads to an aligned word of a map value, which is changed atomically only.
+/// The pointer leads to an aligned word of a map value. Programs change this word only atomically.
 #[inline(always)]
 pub(super) unsafe fn fetch_add(word: *mut u64, difference: u64) -> u64 {
     let mut value = difference;
@@ -66,7 +66,7 @@ pub(super) unsafe fn fetch_add(word: *mut u64, difference: u64) -> u64 {
     value
 }
 
-/// Inverts the bits of a word that are set in `bits`, and returns its previous value.
+/// Inverts those bits of a word that are set in `bits`, and returns the word's previous value.
 ///
 /// # Safety
 /// As for [`fetch_add`].

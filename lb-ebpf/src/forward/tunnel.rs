@@ -78,16 +78,16 @@ pub fn find_at<F: Frame + ?Sized>(frame: &F, outer: u32) -> Result<Tunnel, Outco
     Ok(Tunnel { source: ip.source, destination: ip.destination, outer, inner })
 }
 
-/// Bytes that a tunnel adds to a packet.
+/// Number of bytes that a tunnel adds to a packet.
 #[inline(always)]
 pub const fn overhead(is_v4: bool, is_gue: bool) -> u32 {
     let network = if is_v4 { lengths::IPV4 } else { lengths::IPV6 };
     network + if is_gue { lengths::UDP } else { 0 }
 }
 
-/// Turns an ICMP error about a tunnel, whose first 8 bytes are `about_tunnel`, into an error for the sender of the
-/// packet in the tunnel. Returns the first 8 bytes of the new error, checksum still 0; `None` if the given error says
-/// nothing usable about the path. `overhead` is the number of bytes that the tunnel adds.
+/// Turns an ICMP error about a tunnel into an error for the sender of the packet in the tunnel. `about_tunnel` is the
+/// first 8 bytes of the given error. Returns the first 8 bytes of the new error, checksum still 0; `None` if the given
+/// error says nothing usable about the path. `overhead` is the number of bytes that the tunnel adds.
 ///
 /// An MTU becomes the MTU inside the tunnel. Every other failure becomes "host unreachable" or "address unreachable",
 /// because the sender knows neither the tunnel's protocol nor its hop limit (RFC 2003 §4, RFC 2473 §8).
@@ -138,8 +138,8 @@ pub struct Outer {
     pub destination: Address,
     /// The source port if the tunnel is GUE; else 0.
     pub port: u16,
-    /// Bytes of the packet with all headers of the tunnel; 0 if the packet's own header does not contain its length, or
-    /// if the sum exceeds 65,535.
+    /// Size in bytes of the packet with all headers of the tunnel; 0 if the packet's own header does not contain its
+    /// length, or if the sum exceeds 65,535.
     pub length: u16,
     /// The first four bytes of the packet's header.
     pub start: [u8; 4],
@@ -163,9 +163,10 @@ impl Outer {
         self.port != 0
     }
 
-    /// The header of a tunnel over IPv4. It has "don't fragment", because the identification is always 0 and fragments
-    /// could not be told apart; a router whose MTU is too small sends an ICMP error to this node. The header clears the
-    /// ECN bits, so drops are the only congestion signal (RFC 6040 §4.1, compatibility mode).
+    /// The header of a tunnel over IPv4. The header sets "don't fragment", because its identification is always 0 and a
+    /// receiver could not tell fragments of different packets apart. A router whose MTU is too small sends an ICMP
+    /// error to this node. The header clears the ECN bits, so drops are the only congestion signal (RFC 6040 §4.1,
+    /// compatibility mode).
     #[inline(always)]
     pub fn ipv4(&self) -> Ipv4Hdr {
         let mut header = Ipv4Hdr {
@@ -206,8 +207,8 @@ impl Outer {
         }
     }
 
-    /// The UDP header of a GUE tunnel. It has no checksum, which a tunnel may omit (RFC 6935 §5): the packet has its
-    /// own.
+    /// The UDP header of a GUE tunnel. The header has no checksum, which a tunnel may omit (RFC 6935 §5): the packet
+    /// inside has its own checksum.
     #[inline(always)]
     pub fn udp(&self) -> UdpHdr {
         let network: u16 = if self.source.is_v4() { 20 } else { 40 };
@@ -223,7 +224,8 @@ impl Outer {
 /// The bits of the traffic class for explicit congestion notification (RFC 3168).
 const ECN: u8 = 3;
 
-/// Bytes of the packet according to its header, which begins with `start`; 0 if the header does not contain the length.
+/// Length of the packet in bytes, from its header, which begins with `start`; 0 if the header does not contain the
+/// length.
 #[inline(always)]
 pub fn length(start: &[u8; 8], is_v4: bool) -> u32 {
     let [_, _, total, total_low, payload, payload_low, ..] = *start;
@@ -264,7 +266,12 @@ mod tests {
             PacketBuilder::ipv6([1; 16], [2; 16], 20)
         };
         builder.tcp(40_000, 80, 1, 1000).write(&mut bytes, b"hello").unwrap();
-        bytes[1] |= if v4 { 0xbb } else { 0xb0 };
+        if v4 {
+            bytes[1] |= 0xbb;
+        } else {
+            // Traffic class 0x0b, flow label 0xabcde.
+            bytes[1..4].copy_from_slice(&[0xba, 0xbc, 0xde]);
+        }
         bytes
     }
 
@@ -306,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn outer_header_is_valid_and_copies_the_traffic_class_without_ecn() {
+    fn outer_header_is_valid_and_copies_the_traffic_class_without_ecn_and_the_flow_label() {
         for (v4, gue) in EVERY {
             let bytes = sent(v4, gue);
             let sliced = etherparse::SlicedPacket::from_ip(&bytes).unwrap();
@@ -324,7 +331,7 @@ mod tests {
                 }
                 etherparse::NetSlice::Arp(_) => unreachable!(),
             }
-            assert_eq!(bytes[1], if v4 { 0xb8 } else { 0x80 });
+            assert_eq!(&bytes[1..4], if v4 { [0xb8, bytes[2], bytes[3]] } else { [0x8a, 0xbc, 0xde] });
             if gue {
                 let udp = &bytes[overhead(v4, false) as usize..];
                 let port = |at: usize| u16::from_be_bytes([udp[at], udp[at + 1]]);

@@ -1,8 +1,9 @@
 //! Bounds that the verifiers of all supported kernels accept.
 //!
 //! LLVM may compare one copy of a value and use another. Newer verifiers track that both are equal. The verifier of
-//! Linux 6.1 tracks only the bounds of the copy that was compared, and rejects an access through the other. So each
-//! bound here is one block of assembly, and its output is the only copy of the value that has passed the comparison.
+//! Linux 6.1 tracks only the bounds of the copy that was compared, and rejects an access through the other copy. So
+//! each bound here is one block of assembly, and its output is the only copy of the value that has passed the
+//! comparison.
 
 use crate::parse::frame::MAX_OFFSET;
 

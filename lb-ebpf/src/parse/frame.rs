@@ -224,7 +224,7 @@ impl Frame for [u8] {
     fn header<T: Header>(&self, offset: u32) -> Result<&T, Outcome> {
         const { assert!(align_of::<T>() == 1) };
         let bytes = self.get(range_of::<T>(offset)?).ok_or(Outcome::Malformed)?;
-        // SAFETY: `bytes` is borrowed as long as the result is, and exactly as long as `T`, which has alignment 1 and
+        // SAFETY: `bytes` is borrowed for the lifetime of the result and has the size of `T`; `T` has alignment 1 and
         // is valid for every bit pattern.
         Ok(unsafe { &*bytes.as_ptr().cast::<T>() })
     }

@@ -74,8 +74,8 @@ pub(crate) struct Ip {
     pub(crate) protocol: u8,
     pub(crate) headers: Headers,
     pub(crate) fragment: Fragment,
-    /// Bytes of the packet, from the network header on, without link-layer padding; 0 if it is too large for the header
-    /// field.
+    /// Length of the packet in bytes, from the network header on, without link-layer padding; 0 if the length is too
+    /// large for the header field.
     pub(super) length: u32,
 }
 
@@ -137,7 +137,8 @@ impl Ip {
         Ok(ip)
     }
 
-    /// Steps over the extension header at `headers.l4`, if there is one. Returns whether another one may follow.
+    /// Steps over the extension header at `headers.l4`, if there is one. Returns whether another extension header may
+    /// follow.
     #[inline(always)]
     fn skip_extension<F: Frame + ?Sized>(&mut self, frame: &F) -> Result<bool, Outcome> {
         if !extension::is_one(self.protocol) {
@@ -157,7 +158,7 @@ impl Ip {
         }
         self.protocol = next_header;
         self.headers.l4 += length;
-        // In a later fragment, payload follows the fragment header, whatever next header it names.
+        // In a later fragment, payload follows the fragment header, whatever next header the fragment header names.
         Ok(self.fragment.part != Part::Later)
     }
 

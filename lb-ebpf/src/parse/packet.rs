@@ -20,7 +20,7 @@ pub enum Layer {
 /// A packet with a transport protocol that has ports, a later fragment, an ICMP error, or an ICMP echo request.
 ///
 /// No field is an enum with a payload: in variants without payload, the bytes of the payload would be undefined. LLVM
-/// would store whatever a register happens to hold, and the verifier would reject that if it is a pointer.
+/// would store whatever a register happens to hold, and if that is a pointer, the verifier would reject the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// The five-tuple. The parser sets its ports to 0 for an ICMP message or a later fragment.
@@ -31,7 +31,8 @@ pub struct Packet {
     pub fragment: Fragment,
     /// The kind of payload.
     pub body: Body,
-    /// The TCP segment, or an SCTP packet expressed as one ([`Segment::of_chunk`]); all fields are 0 for other packets.
+    /// The TCP segment, or an SCTP packet expressed as a TCP segment ([`Segment::of_chunk`]); all fields are 0 for
+    /// other packets.
     pub segment: Segment,
     /// Length of the IP packet in bytes, from its header: without padding of the link layer; 0 if it is too large for
     /// the header field. For a packet from a tunnel, the length of the inner packet.
@@ -39,9 +40,9 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Whether the packet is a UDP datagram, or a TCP segment with ACK and without SYN, FIN and RST. Such a packet
-    /// continues the flow of its tuple's entry, if there is one, and the programs need no other entry for it. The
-    /// result means nothing for any other [`Body`].
+    /// Whether the packet is a UDP datagram, or a TCP segment with ACK and without SYN, FIN and RST. If an entry has
+    /// the tuple of such a packet, the packet continues the flow of that entry, and the programs need no other entry
+    /// for the packet. The result means nothing for any other [`Body`].
     #[inline(always)]
     pub fn continues_flow(&self) -> bool {
         self.body != Body::Tcp || self.segment.continues()
@@ -57,8 +58,8 @@ impl Packet {
     }
 
     /// The part of its datagram that a fragment carries; `None` if the frame ends within the header that holds the
-    /// fragment offset, or further IPv6 headers follow the fragment header. (Read from the packet again: if the parser
-    /// returned the part, the verifier would follow many more states.)
+    /// fragment offset, or if further IPv6 headers follow the fragment header. (The function reads the header again: if
+    /// the parser returned the part, the verifier would follow many more states.)
     #[inline(always)]
     pub fn span<F: Frame + ?Sized>(&self, frame: &F) -> Option<Span> {
         let Headers { l3, l4, is_v4 } = self.headers;
@@ -121,7 +122,7 @@ impl Headers {
 pub struct Fragment {
     /// The position of the packet in its datagram.
     pub part: Part,
-    /// The identification of the datagram as on the wire: 16 bits in IPv4, 32 in IPv6. 0 if the packet has no IPv6
+    /// The identification of the datagram as on the wire: 16 bits in IPv4, 32 in IPv6. 0 for an IPv6 packet without a
     /// fragment header, or if [`parse_plain`](super::parse_plain) has parsed the packet.
     pub identification: u32,
 }
@@ -155,8 +156,8 @@ pub enum Body {
     Tcp,
     /// A UDP datagram, or its first fragment.
     Udp,
-    /// An SCTP packet (RFC 9260 §3). Fragmented ones are not translated: a fragment has neither the length of the
-    /// packet nor all bytes that its checksum covers. SCTP itself avoids fragments.
+    /// An SCTP packet (RFC 9260 §3). The programs do not translate fragmented SCTP packets: a fragment has neither the
+    /// length of the packet nor all bytes that its checksum covers. SCTP itself avoids fragments.
     Sctp,
     /// A fragment without transport header.
     LaterFragment,

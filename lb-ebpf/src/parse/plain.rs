@@ -37,8 +37,8 @@ pub fn parse_plain<F: Frame + ?Sized>(frame: &F) -> Option<Packet> {
     }
 }
 
-/// Whether the headers of the frame are plain, as for [`parse_plain`], and `decide` applies to its tuple. Takes fewer
-/// registers than [`parse_plain`]. Each family has its own code, with constant offsets.
+/// Whether the headers of the frame are plain, as for [`parse_plain`], and `decide` applies to the packet's tuple.
+/// Takes fewer registers than [`parse_plain`]. Each family has its own code, with constant offsets.
 #[inline(always)]
 pub fn is_plain_and<F: Frame + ?Sized>(frame: &F, decide: impl TupleRule) -> bool {
     let Ok(ether_type) = frame.header(L3 - 2).map(half_word) else { return false };
@@ -59,7 +59,7 @@ fn is_plain_v6_and<F: Frame + ?Sized>(frame: &F, decide: &impl TupleRule) -> boo
 
 /// A decision by the tuple of a packet. (A trait, because a closure cannot be marked `inline(always)`.)
 pub trait TupleRule {
-    /// Whether the rule applies to packets with this tuple. Mark it `inline(always)`.
+    /// Whether the rule applies to packets with this tuple. Mark implementations of this function `inline(always)`.
     fn applies(&self, tuple: &Tuple) -> bool;
 }
 
@@ -83,7 +83,7 @@ fn plain_ports<F: Frame + ?Sized>(frame: &F, ip: &Ip) -> Option<Tuple> {
     Some(tuple)
 }
 
-/// Reads an IPv4 header without options, of an unfragmented packet.
+/// Reads an IPv4 header; `None` if the header is invalid or has options, or if the packet is a fragment.
 #[inline(always)]
 fn plain_v4(header: &Ipv4Hdr) -> Option<Ip> {
     let length = u32::from(u16::from_be(half_word(&header.tot_len)));
@@ -104,7 +104,8 @@ fn plain_v4(header: &Ipv4Hdr) -> Option<Ip> {
     })
 }
 
-/// Reads an IPv6 header, of a packet that is no jumbogram.
+/// Reads an IPv6 header; `None` if the header is invalid, or if its payload length is 0 (a jumbogram or a BIG TCP
+/// packet).
 #[inline(always)]
 fn plain_v6(header: &Ipv6Hdr) -> Option<Ip> {
     let (source, destination) = (v6_address(&header.src_addr), v6_address(&header.dst_addr));

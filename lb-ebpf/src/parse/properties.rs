@@ -16,7 +16,7 @@ use super::{
 ///
 /// # Panics
 ///
-/// If one of these does not hold.
+/// If one of these properties does not hold.
 pub fn check(frame: &[u8], layer: Layer) {
     let plain = parse_plain(frame);
     assert_eq!(decided(frame), plain.map(|packet| packet.tuple));
@@ -32,7 +32,7 @@ pub fn check(frame: &[u8], layer: Layer) {
 ///
 /// # Panics
 ///
-/// If they differ.
+/// If the ports or the addresses differ.
 pub fn compare(frame: &[u8]) {
     let Ok(packet) = parse(frame, Layer::Ethernet) else { return };
     let Ok(theirs) = LaxSlicedPacket::from_ethernet(frame) else { return };

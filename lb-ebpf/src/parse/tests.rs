@@ -196,7 +196,7 @@ fn payload_length_comes_from_the_network_header() {
         assert_eq!((parsed.length, parsed.segment.payload), (0, 13));
         let plain = parse_plain(bytes.as_slice());
         assert!(plain == Some(parsed) || plain.is_none(), "{plain:?}");
-        // If the length field does not match the frame, the payload's length still follows from the field.
+        // If the length field does not match the frame, the parser still computes the payload's length from the field.
         bytes[length + 1] = 41;
         assert_eq!(
             parse(bytes.as_slice(), Layer::Ethernet).map(|packet| packet.segment.payload > 40),

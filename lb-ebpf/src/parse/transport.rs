@@ -54,7 +54,8 @@ pub(super) fn sctp<F: Frame + ?Sized>(frame: &F, ip: &Ip, mut tuple: Tuple) -> R
     Ok(Packet { segment, ..ip.packet(tuple, Body::Sctp) })
 }
 
-/// Parses an ICMP error (RFC 792, RFC 4443 §3), whose quote [`parse_quoted`] parses, or an echo request.
+/// Parses an ICMP error (RFC 792, RFC 4443 §3) or an echo request. [`parse_quoted`] parses the packet that an error
+/// quotes.
 #[inline(always)]
 pub(super) fn icmp<F: Frame + ?Sized>(frame: &F, ip: &Ip, tuple: Tuple) -> Result<Packet, Outcome> {
     let [kind, _] = *frame.header::<[u8; 2]>(ip.headers.l4)?;

@@ -20,7 +20,7 @@ pub enum Admission {
     /// The frontend serves only processes of the node.
     SocketsOnly = 3,
     /// The client is external and in a denied network (see [`source`]), or `loadBalancerSourceRanges` does not include
-    /// it.
+    /// the client.
     SourceNotAllowed = 4,
     /// The traffic policy is `Local`, and all backends are on other nodes.
     NoLocalBackend = 5,
@@ -115,7 +115,8 @@ pub fn packet(
 ///
 /// Segments in the middle of a connection may begin a flow: the entries of the connection may be lost, or on another
 /// node. If the service [requires a SYN](Service::requires_syn), only a SYN may: other segments may belong to a
-/// connection of the node, or one that netfilter masquerades, whose source port is the service's port.
+/// connection that has the service's port as its source port, either a connection of the node itself or one that
+/// netfilter masquerades.
 #[inline(always)]
 pub const fn first_segment(segment: &Segment, service: &Service) -> Admission {
     if service.requires_syn() && !segment.is_syn() { Admission::NotSyn } else { tunnelled_segment(segment) }
@@ -190,10 +191,10 @@ pub const fn socket_of_node(service: &Service) -> Admission {
     }
 }
 
-/// Whether a system call that names the frontend gets a backend. It consists of [`clients`] and, for a process of the
-/// node (`on_node`), [`socket_of_node`]. For a socket of another network namespace, `is_left` is whether only the
-/// programs on packets can serve it ([`is_left_to_packets`]): they also decide where the call would fail, because they
-/// know the client's address and can drop silently.
+/// Whether a system call that names the frontend gets a backend. The rule consists of [`clients`] and, for a process of
+/// the node (`on_node`), [`socket_of_node`]. For a socket of another network namespace, `is_left` is whether only the
+/// programs on packets can serve it ([`is_left_to_packets`]). If [`clients`] does not admit such a socket, the call
+/// does not fail: the programs on packets decide, because they know the client's address and can drop silently.
 #[inline(always)]
 pub fn system_call(
     service: &Service,

@@ -2,8 +2,8 @@
 //! on this node.
 //!
 //! The programs decide about each packet separately, so that no client stays with a server that has stopped answering.
-//! A crash closes the sockets of the server, and the next packet finds none. A server that hangs has sockets, but no
-//! longer renews its [lease](lb_common::DnsIntercept::lease).
+//! A crash closes the sockets of the server, and the lookup for the next packet finds no socket. A server that hangs
+//! has sockets, but no longer renews its [lease](lb_common::DnsIntercept::lease).
 
 use lb_common::{
     Outcome,

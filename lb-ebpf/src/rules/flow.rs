@@ -31,7 +31,7 @@ pub enum Staleness {
 pub enum Membership {
     /// The service has the backend.
     Member = 0,
-    /// The service has backends, but no longer that of the flow.
+    /// The service has backends, but no longer the flow's backend.
     Gone = 1,
     /// The service has no backends.
     NoBackends = 2,
@@ -80,7 +80,7 @@ pub fn relation(
     if egress && !is_translated_at(flow, egress) {
         Relation::OtherHook
     } else if flow.is_second() {
-        // A masqueraded connection has two flows. The programs decide by the first one whether a packet begins a new
+        // A masqueraded connection has two flows. The programs decide by the first flow whether a packet begins a new
         // connection.
         Relation::Same
     } else if bypasses_vip() {
@@ -92,10 +92,10 @@ pub fn relation(
     }
 }
 
-/// Whether a flow that replaces `flow` begins only at tc ingress. The caller asks only if the packet is
-/// [`Relation::New`] for `flow`. At egress, `flow` is then either a connection of the node itself or a caught flow. No
-/// flow replaces a caught flow at egress, and none begins at the egress of the catch device (`catch`): `tc_catch` makes
-/// the packet enter the node again, and the program at ingress then creates the new flow.
+/// Whether a flow that replaces `flow` begins only at tc ingress. The caller has a packet that is [`Relation::New`] for
+/// `flow`. At egress, `flow` is then either a connection of the node itself or a caught flow. No flow replaces a caught
+/// flow at egress, and none begins at the egress of the catch device (`catch`): `tc_catch` makes the packet enter the
+/// node again, and the program at ingress then creates the new flow.
 #[inline(always)]
 pub const fn begins_only_at_ingress(flow: &Flow, egress: bool, catch: bool) -> bool {
     catch || egress && !flow_flags::is_of_node(flow.flags)
@@ -108,7 +108,7 @@ pub const fn is_syn_of_client(segment: &Segment, flow: &Flow) -> bool {
 }
 
 /// Whether the entry `flow` of a client is stale for a SYN that arrives `now`; `reply` is its reverse entry.
-/// `syn_retries` is the number of retransmissions after which another backend is tried; 0 means never.
+/// `syn_retries` is the number of retransmissions after which the programs choose another backend; 0 means never.
 ///
 /// A connection whose backend answers stays with that backend after the service has lost it: otherwise a forged SYN of
 /// the client would end the connection. A tunnelled flow does not stay, because this node sees no answers. If the
@@ -143,16 +143,18 @@ pub fn staleness(
     }
 }
 
-/// The least silence of a backend, in ticks, and the least time before the next SYN: more than one tick, 1.07 s. A live
-/// backend takes less to answer a SYN with a challenge ACK (RFC 5961 §4), of which Linux sends at most one in 0.5 s.
+/// A minimum time in ticks: from the backend's last packet to the client's last packet, and from that packet to the SYN
+/// that arrives now. A difference of 2 means more than one whole tick (1.07 s). A live backend takes less time to
+/// answer a SYN with a challenge ACK (RFC 5961 §4), of which Linux sends at most one in 0.5 s.
 const SILENCE: u32 = 2;
 
 /// Whether the backend of a connection is silent: it has never answered; or it has left the client's last packet
 /// unanswered, and was already silent before that packet. So a client that uses a port again reaches another backend
 /// with its third or fourth SYN, while forged SYNs of a connection whose backend lives change nothing: the backend
-/// answers the first one.
+/// answers the first of these SYNs.
 const fn is_silent(forward: &Flow, reply: &Flow, now: Tick) -> bool {
-    // Negative if the silence was shorter. One comparison for all, because the verifier follows each branch.
+    // Each of the two differences is negative (as a signed number) if the time in question was shorter than `SILENCE`.
+    // One comparison checks all conditions, because the verifier follows each branch.
     let before = forward.last_seen.0.wrapping_sub(reply.last_seen.0).wrapping_sub(SILENCE);
     let since = now.0.wrapping_sub(forward.last_seen.0).wrapping_sub(SILENCE);
     let has_answered = (reply.seen & seen::PACKET) as u32;
@@ -191,16 +193,17 @@ pub const fn may_begin_at_egress(body: Body, segment: &Segment) -> bool {
     }
 }
 
-/// Whether this flow would take the answers to packets of the node itself; its entry has the tuple of these answers.
-/// A plain flow would not: its replies go to the client's own address, which no socket of the node has.
+/// Whether this flow would take the answers to packets of the node itself. `flow` is the entry that has the tuple of
+/// these answers. A plain flow would not take them: its replies go to the client's own address, which no socket of the
+/// node has.
 #[inline(always)]
 pub const fn takes_answers_of_node(flow: &Flow) -> bool {
     flow.is_reply() && flow.flags & flow_flags::AT_EGRESS == 0
 }
 
-/// Whether `flow` is a connection of the node, but this packet, which has the tuple of that connection, belongs to the
-/// other flow with the same source port: the node forwards the packet, and has not sent it itself. Such a packet is
-/// already translated, and bypasses the stack.
+/// Whether the packet has the tuple of `flow`, a connection of the node, but belongs to the other flow with the same
+/// source port: the node only forwards the packet, and did not originate it. Such a packet is already translated, and
+/// bypasses the stack.
 #[inline(always)]
 pub fn is_of_other_flow(flow: &Flow, egress: bool, from_node: impl FnOnce() -> bool) -> bool {
     egress && flow.flags == flow_flags::AT_EGRESS && !from_node()
@@ -258,10 +261,10 @@ const PORT_REUSE_AFTER_IDLE: u32 = 5;
 /// (Clients retransmit a SYN after one second, and again two seconds later.)
 const PORT_REUSE_UNPROVEN: u32 = 2;
 
-/// Whether a new connection may take the source port of this one. Without such reuse, a busy client or a SYN flood
-/// would use up all ports towards a backend long before the first flow expires. After an orderly end the backend may
-/// still expect late segments, and a backend that has answered a datagram may get another datagram of the flow, so only
-/// an `eager` caller takes the ports of such flows.
+/// Whether a new connection may take the source port of the connection with these two entries. Without such reuse, a
+/// busy client or a SYN flood would use up all ports towards a backend long before the first flow expires. After an
+/// orderly end the backend may still expect late segments, and a backend that has answered a datagram may get another
+/// datagram of the flow, so only an `eager` caller takes the ports of such flows.
 #[inline(always)]
 pub fn may_be_replaced(forward: &Flow, reply: &Flow, eager: bool, now: impl FnOnce() -> Tick) -> bool {
     let phase = Phase::of(forward, reply);
@@ -285,8 +288,8 @@ pub fn frees_port_by_reset(last: &Flow, to: &Tuple) -> bool {
         && last.to.destination_port == to.destination_port
 }
 
-/// Whether a new flow may take the place of this one, if all other places are occupied: it may if this flow has
-/// expired, or would have under the most pressure. The entries are those of [`Phase::of_entry`].
+/// Whether a new flow may take the place of this flow, if all other places are occupied: it may if this flow has
+/// expired, or would have expired under the most pressure. `entry` and `other` are as for [`Phase::of_entry`].
 #[inline(always)]
 pub fn eviction(entry: &Flow, other: Option<&Flow>, now: Tick) -> EvictionClass {
     let has_expired = |pressure| seconds_left_under(pressure, entry, other, now) == 0;
@@ -356,11 +359,11 @@ mod tests {
     fn connection_leaves_a_lost_backend_only_after_it_has_left_a_packet_unanswered() {
         let (forward, reply) = pair(TCP, ESTABLISHED);
         for (client, backend, expected) in [
-            // Both were idle: this is the first SYN, which the backend answers if it lives.
+            // Client and backend were idle: this is the first SYN, which the backend answers if it lives.
             (10, 10, Staleness::Fresh),
-            // The backend has answered the SYN before.
+            // The backend has answered the previous SYN.
             (98, 98, Staleness::Fresh),
-            // The SYN before came just now.
+            // The previous SYN came just now.
             (99, 10, Staleness::Fresh),
             // The backend is silent, but was not when the client's last packet came: it answers few forged SYNs.
             (98, 97, Staleness::Fresh),

@@ -16,8 +16,8 @@ pub enum Forwarding {
     /// masquerades.
     PlainOnNode = 1,
     /// Client and backend have the same address: a pod, or another node with a host-network endpoint, reaches itself
-    /// through the VIP. Packets go back to it with the VIP as source, because packets to its own address never leave
-    /// it.
+    /// through the VIP. Packets go back with the VIP as source, because replies of that client to its own address would
+    /// never leave it.
     Hairpin = 2,
     /// Packets go through a tunnel to the backend's node, with their own addresses and ports.
     Tunnel = 3,
@@ -136,8 +136,8 @@ pub const fn is_routed(entrance: &DeviceInfo, exit: &DeviceInfo) -> bool {
 }
 
 /// Whether this node must not forward a packet with this many hops left (TTL, hop limit; RFC 1812 §5.3.1, RFC 8200 §3).
-/// As a router does, tc answers such a packet with an ICMP error "time exceeded", within a rate limit, but drops an ICMP
-/// error without an answer (RFC 1122 §3.2.2).
+/// As a router does, tc answers such a packet with an ICMP error "time exceeded", within a rate limit, but drops an
+/// ICMP error without an answer (RFC 1122 §3.2.2).
 #[inline(always)]
 pub const fn is_last_hop(hops_left: u8) -> bool {
     hops_left <= 1

@@ -1,4 +1,4 @@
-//! How the programs treat the later fragments of a datagram, by the outcome of the first one.
+//! How the programs treat the later fragments of a datagram, by the outcome of the first fragment.
 
 use lb_common::{Outcome, Verdict};
 
@@ -14,8 +14,8 @@ pub enum Becomes {
     Dropped = 2,
 }
 
-/// How the programs treat the later fragments of a datagram whose first one enters the node, gets no flow, and has this
-/// outcome. `None`: the programs record nothing about the datagram.
+/// How the programs treat the later fragments of a datagram whose first fragment enters the node, gets no flow, and has
+/// this outcome. `None`: the programs record nothing about the datagram.
 #[inline(always)]
 pub const fn becomes(outcome: Outcome) -> Option<Becomes> {
     match (outcome, outcome.verdict()) {

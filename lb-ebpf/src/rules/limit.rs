@@ -18,7 +18,7 @@ pub const fn applies(service: &Service, protocol: u8, is_syn: bool) -> bool {
     service.flags & service_flags::LIMITED != 0 && (is_syn || protocol == protocol::UDP)
 }
 
-/// The buckets that a connection takes a token from, in this order: that of the client, that of the service.
+/// The buckets that a connection takes a token from, in this order: the client's bucket, then the service's bucket.
 #[inline(always)]
 pub fn buckets(
     limits: &ConnectionLimits,

@@ -2,8 +2,8 @@
 //!
 //! The *base* is the sequence number of the client's first byte. The header occupies the sequence numbers from there
 //! on, so the backend sees the client's bytes later in the sequence: the programs add the length of the header to
-//! sequence numbers towards the backend, and subtract it from acknowledgements towards the client. The header travels
-//! in the ACK that completes the client's handshake: it becomes the payload of this segment, which has none. A backend
+//! sequence numbers towards the backend, and subtract it from acknowledgements towards the client. The ACK that
+//! completes the client's handshake has no payload, so the programs make the header the payload of this ACK. A backend
 //! that speaks first thus also gets the header at once, and no segment that has a payload grows.
 //!
 //! TCP itself repairs a lost header. The backend then repeats its SYN-ACK, which the client answers with the same ACK;
@@ -39,7 +39,8 @@ pub enum ToClient {
     /// The backend lacks the header, or part of it: acknowledge nothing but the SYN. Selective acknowledgements are
     /// removed, because the client would read them as acknowledgements of its own first bytes.
     AcknowledgeSyn = 2,
-    /// The backend has the header: subtract its length from the acknowledgement, and from selective ones.
+    /// The backend has the header: subtract the length of the header from the acknowledgement number and from selective
+    /// acknowledgements.
     Shift = 3,
 }
 
@@ -96,9 +97,10 @@ pub const fn to_client(segment: &Segment, reply: &Flow, header: u32) -> ToClient
     if segment.flags & tcp_flags::SYN != 0 {
         return ToClient::Accept;
     }
-    // The backend has not accepted: it refuses the connection, or answers for an earlier one. `base` is not known yet.
-    // Or the flow is an earlier connection of the client's port, and the backend refuses a new one: the RST that answers
-    // a SYN has the sequence number 0 (RFC 9293 §3.10.7.1), and the client checks its acknowledgement.
+    // Either the backend has not accepted the connection, so `base` is not known yet: the segment refuses the
+    // connection, or answers for an earlier connection. Or the flow is an earlier connection of the client's port, and
+    // the segment refuses a new connection: a RST that answers a SYN has the sequence number 0 (RFC 9293 §3.10.7.1),
+    // and the client checks the acknowledgement number of that RST.
     if reply.seen & seen::SYN == 0 || segment.is_rst() && segment.seq == 0 {
         return ToClient::Unchanged;
     }
@@ -247,7 +249,7 @@ mod tests {
     fn segments_of_a_backend_that_has_not_accepted_stay_as_they_are() {
         let (_, accepted) = accepted(0, 0);
         let fresh = Flow { seen: 0, next_seq: 0, last_ack: 0, ..accepted };
-        // It has answered for an earlier connection of the client's port.
+        // The backend has answered for an earlier connection of the client's port.
         let challenged = Flow { seen: seen::PACKET | seen::ACK, last_ack: 77, ..fresh };
         for (flags, ack) in [(RST | ACK, 1001), (ACK, 1001), (RST | ACK, 5), (ACK, 0x9000_0000)] {
             for reply in [fresh, challenged] {

@@ -1,10 +1,10 @@
-//! Source ports of new connections: which of them sockets of the node may also use, and how many a connection tries
-//! towards its backend. (`datapath/flow/claim.rs` tries and claims them.)
+//! Source ports of new connections: which ports sockets of the node may also use, and how many ports a connection tries
+//! towards its backend. (`datapath/flow/claim.rs` tries and claims the ports.)
 //!
 //! Each attempt after the first tries a random port (in a small range, the next one), so a connection with many
-//! attempts mostly finds a free one, even when nine of ten are taken. When all are taken, as under a flood, attempts
-//! only cost time. So the programs record a backend whose ports ran out, and for the rest of the tick new connections
-//! to it get few attempts.
+//! attempts mostly finds a free port, even when nine of ten ports are taken. When all ports are taken, as under a
+//! flood, attempts only cost time. So the programs record a backend whose ports ran out, and for the rest of the tick
+//! new connections to it get few attempts.
 
 use lb_common::{
     FrontendKind, Service,
@@ -16,8 +16,8 @@ const ATTEMPTS: u32 = 32;
 /// Number of source ports that a new connection tries if the ports towards its backend have run out in this tick.
 const FEW_ATTEMPTS: u32 = 8;
 
-/// How many source ports a new connection tries. `ran_out`: another connection to the same backend has found none in
-/// this tick.
+/// How many source ports a new connection tries. `ran_out`: another connection to the same backend has found no free
+/// port in this tick.
 #[inline(always)]
 pub const fn attempts(ran_out: bool) -> u32 {
     if ran_out { FEW_ATTEMPTS } else { ATTEMPTS }
@@ -44,9 +44,9 @@ pub const fn next(offset: u32, count: u32, random: u32) -> u32 {
     }
 }
 
-/// Whether the source port of a flow with these [`flow_flags`] may be that of a socket of the node: the source is an
-/// address of the node or, in a hairpin flow, the virtual address, which may be one. A new flow takes such a port from an
-/// ended connection only after all entries of that connection are deleted.
+/// Whether a socket of the node may also use the source port of a flow with these [`flow_flags`]: the source is an
+/// address of the node or, in a hairpin or caught flow, the virtual address, which may be an address of the node. A new
+/// flow takes such a port from an ended connection only after all entries of that connection are deleted.
 #[inline(always)]
 pub const fn is_of_node(flags: u8) -> bool {
     matches!(flags, flow_flags::ROUTED | flow_flags::AT_EGRESS)
@@ -63,8 +63,9 @@ pub const fn hairpin_changes_port(service: &Service) -> bool {
 /// `BPF_TCP_LISTEN`.
 pub(super) const LISTEN: u32 = 10;
 
-/// Whether a TCP socket of the node that would receive the backend's segments uses its port in this `state`, so that a
-/// flow must not take the port. A listening socket does not: it has no connection with the backend.
+/// Whether a TCP socket in this `state` uses its port, so that a flow must not take the port. The caller has found the
+/// socket: it is on the node and would receive the backend's segments. A listening socket does not use its port: it has
+/// no connection with the backend.
 #[inline(always)]
 pub const fn is_used_by_socket(state: u32) -> bool {
     state != LISTEN

@@ -12,12 +12,13 @@ pub struct TokenBucket {
     pub burst: u64,
 }
 
-/// How much later than any time that a bucket can have its state may be, in ns: the clocks of other CPUs may be ahead.
+/// The difference between the clocks of two CPUs that a bucket tolerates, in ns: a CPU whose clock is ahead may have
+/// stored a state that another CPU would otherwise consider too late.
 const SLACK: u64 = 1_000_000_000;
 
 impl TokenBucket {
     /// Takes a token at `now` (ns) from a bucket that will be full at `full_at` (0 for a bucket without state). Returns
-    /// the time at which the bucket will be full after that, or `None` if it has no token.
+    /// the time at which the bucket will be full after that, or `None` if the bucket has no token.
     #[inline(always)]
     pub const fn take(&self, full_at: u64, now: u64) -> Option<u64> {
         let from = if self.is_missing_tokens(full_at, now) { full_at } else { now };
@@ -25,8 +26,8 @@ impl TokenBucket {
         if full_at - now > self.burst * self.interval { None } else { Some(full_at) }
     }
 
-    /// Whether the bucket is not full. A state that is too late for this bucket is that of an earlier, slower limit:
-    /// the bucket then counts as full, because it could have no token for as long as the earlier limit lasts.
+    /// Whether the bucket is not full. A state that is too late for this bucket comes from an earlier, slower limit.
+    /// The bucket then counts as full: otherwise it could have no token for up to the whole period of that limit.
     const fn is_missing_tokens(&self, full_at: u64, now: u64) -> bool {
         full_at > now && full_at - now <= self.burst * self.interval + SLACK
     }
@@ -48,7 +49,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// The times (ns from a start), among those of `attempts`, at which the bucket had a token.
+    /// The times in `attempts` (ns from a start) at which the bucket had a token.
     fn taken(bucket: TokenBucket, attempts: impl Iterator<Item = u64>) -> Vec<u64> {
         let (start, mut full_at) = (77 * SECOND, 0);
         let mut had_token = |at: &u64| match bucket.take(full_at, start + at) {

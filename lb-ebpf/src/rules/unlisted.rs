@@ -15,8 +15,8 @@ pub enum Unlisted {
     /// In a range of cluster IPs, but of no Service: left untouched, because the node does not drop such packets
     /// ([`settings_flags::DROP_UNKNOWN_VIPS`](lb_common::settings_flags::DROP_UNKNOWN_VIPS)).
     Unknown = 2,
-    /// In a range of cluster IPs, but an address of the node or of a load balancer, an external IP, or a cluster IP that
-    /// another proxy serves: left untouched.
+    /// In a range of cluster IPs, but an address of the node or of a Service of type LoadBalancer, an external IP, or a
+    /// cluster IP that another proxy serves: left untouched.
     NoClusterIp = 3,
     /// A cluster IP: rejected.
     ClusterIp = 4,

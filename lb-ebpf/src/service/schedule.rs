@@ -45,8 +45,8 @@ impl Method {
     }
 }
 
-/// Whether the scheduler with this number takes its entries in turn ([`Method::Turn`]), so that a new flow ends the
-/// turn.
+/// Whether the scheduler with this number takes its entries in turn ([`Method::Turn`]), so that each new flow advances
+/// the service to its next entry.
 #[inline(always)]
 pub const fn takes_turns(scheduler: u8) -> bool {
     scheduler == Scheduler::RoundRobin as u8 || scheduler == Scheduler::WeightedRoundRobin as u8
@@ -54,7 +54,8 @@ pub const fn takes_turns(scheduler: u8) -> bool {
 
 /// The slot for another attempt of a client whose previous connection is `flow`. The scheduler has chosen `backend`,
 /// which is in `slot`: the result is the next slot of the service if `flow` went to that backend, the client has not
-/// acknowledged an answer of it, and the next backend takes new flows (`weight` reads its weight); else `slot`.
+/// acknowledged an answer of that backend, and the next backend takes new flows (`weight` reads its weight); else
+/// `slot`.
 #[inline(always)]
 pub fn retried(
     service: &Service,
@@ -101,8 +102,8 @@ pub fn of_hash(scheduler: Scheduler, service: &Service) -> Scheduler {
     if by_address { Scheduler::SourceHash } else { scheduler }
 }
 
-/// The number below `entries` that a hashing scheduler draws for the tuple of a client: the same one on all nodes that
-/// have the same `seed` and `entries`.
+/// The number below `entries` that a hashing scheduler draws for the tuple of a client: the same number on all nodes
+/// that have the same `seed` and `entries`.
 #[inline(always)]
 pub fn hashed(scheduler: Scheduler, tuple: &Tuple, seed: u64, entries: u32) -> u32 {
     let address = if scheduler == Scheduler::DestinationHash { &tuple.destination } else { &tuple.source };
@@ -132,7 +133,7 @@ impl Load {
         (self.active + one) * u64::from(other.weight) < (other.active + one) * u64::from(self.weight)
     }
 
-    /// Whether the search ends with this backend: `nq` takes the first idle one.
+    /// Whether the search ends with this backend: `nq` takes the first idle backend.
     #[inline(always)]
     pub fn is_best(&self, scheduler: Scheduler) -> bool {
         scheduler == Scheduler::NeverQueue && self.active == 0
@@ -376,7 +377,7 @@ mod tests {
         for port in 0..50_200 {
             hits[hashed(Scheduler::Maglev, &tuple(1, port, 1), 7, 251) as usize] += 1;
         }
-        // About 200 hits are expected for each, with a standard deviation of 14; the range allows six deviations.
+        // About 200 hits are expected for each entry, with a standard deviation of 14; the range allows six deviations.
         assert!(hits.iter().all(|hits| (115..285).contains(hits)), "{hits:?}");
     }
 

@@ -123,11 +123,11 @@ impl Call {
         (unsafe { bpf_get_socket_cookie(self.ctx.as_ptr()) }) as u16
     }
 
-    /// The connection of the socket through a virtual address, if it has made one. (The process may have disconnected
-    /// the socket since, or connected it to another address: the caller compares the addresses.)
+    /// The connection that the socket has made through a virtual address, if there is such a connection. (The process
+    /// may have disconnected the socket since, or connected it to another address: the caller compares the addresses.)
     #[inline(always)]
     pub(super) fn connection(&self) -> Option<SocketConnection> {
-        // SAFETY: the storage lives as long as the socket, which outlives the call. It is copied at once.
+        // SAFETY: the storage lives as long as the socket, which outlives the call. The value is copied at once.
         unsafe { self.stored(&SOCKETS).as_ref() }.copied()
     }
 

@@ -34,8 +34,8 @@ static SOCKET_COUNTS: HashMap<
 #[btf_map]
 static COUNTED_SOCKETS: SkStorage<SocketCounter> = SkStorage::new();
 
-/// Counts a connection that begins, if there is memory for its counters. The caller has already called [`end`] for the
-/// socket's previous connection.
+/// Counts a connection that begins, if there is memory for the backend's counts and for the socket's key. The caller
+/// has already called [`end`] for the socket's previous connection.
 #[inline(never)]
 pub(super) fn begin(call: &Call, service: u32, backend: &Backend) {
     let mut counter = SocketCounter {
@@ -45,7 +45,8 @@ pub(super) fn begin(call: &Call, service: u32, backend: &Backend) {
     };
     let Some(counts) = counts_of(&counter) else { return };
     if call.store(&COUNTED_SOCKETS, &mut counter) {
-        // SAFETY: the memory of an element stays mapped while the program runs; all programs change it atomically.
+        // SAFETY: the memory of an element stays mapped while the program runs; all programs change the count
+        // atomically.
         unsafe { words::add(&raw mut counts.begun, 1) };
         active_flows::begin(counter.active_flows_slot);
     }
@@ -100,6 +101,7 @@ fn counts_of(counter: &SocketCounter) -> Option<&'static mut SocketCounts> {
         // Another CPU may insert the counts first.
         SOCKET_COUNTS.insert(counter, &SocketCounts::zeroed(), u64::from(BPF_NOEXIST)).unwrap_or_default();
     }
-    // SAFETY: the memory of an element stays mapped while the program runs; the program changes it atomically only.
+    // SAFETY: the memory of an element stays mapped while the program runs; the program changes the counts only
+    // atomically.
     unsafe { SOCKET_COUNTS.get_ptr_mut(counter)?.as_mut() }
 }

@@ -16,8 +16,8 @@ use crate::datapath::{
     settings,
 };
 
-/// The service that the socket may use at this address. Without one, the outcome of the call: [`Outcome::NoService`]
-/// leaves the address as it is. (`connect` replaces some of the outcomes that make a call fail.)
+/// The service that the socket may use at this address. `Err` is the outcome of a call that this hook does not serve:
+/// [`Outcome::NoService`] leaves the address as it is. (`connect` replaces some of the outcomes that make a call fail.)
 ///
 /// The rule [`admission::system_call`] decides which calls this hook serves. The tc programs also decide about each
 /// packet of a pod to the DNS Service: a socket that this hook connected would stay with one DNS server.
@@ -78,8 +78,8 @@ pub(super) fn choose(call: &Call, key: &ServiceKey, service: &Service) -> Result
     Ok(backend)
 }
 
-/// Emits an event about the chosen backend in this slot. (The function computes again whether affinity has chosen it:
-/// if the caller passed that, the verifier would check all code in between for both values.)
+/// Emits an event about the chosen backend in this slot. (The function computes again whether affinity has chosen the
+/// backend: if the caller passed the result, the verifier would check all code in between for both values.)
 #[inline(never)]
 fn emit_chosen(tuple: &Tuple, backend: &Backend, service: &Service, slot: u32) {
     let affine = service.affinity_seconds > 0 && affinity::find(&tuple.source, service) == slot;
@@ -129,7 +129,7 @@ fn client(call: &Call, vip: &Address) -> Address {
     Address::from_words([u32::from_be(0x0100_0000), 0, (netns >> 32) as u32, netns as u32])
 }
 
-/// The address of the node in the family of `like`; [`Address::NONE`] if it has none.
+/// The address of the node in the family of `like`; [`Address::NONE`] if the node has no such address.
 #[inline(always)]
 pub(super) fn node_address(like: &Address) -> Address {
     settings::current().map_or(Address::NONE, |settings| *settings.source(like.is_v4()))

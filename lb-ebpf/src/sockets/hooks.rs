@@ -117,7 +117,7 @@ fn verdict(call: &Call, result: Result<Outcome, Outcome>) -> i32 {
     REFUSE
 }
 
-/// Counts an outcome. Calls to addresses of no service, the most frequent ones, are not counted, nor are those of
+/// Counts an outcome. Calls to addresses of no service, the most frequent ones, are not counted, nor are calls for
 /// protocols other than TCP and UDP.
 #[inline(always)]
 fn count(outcome: Outcome) {

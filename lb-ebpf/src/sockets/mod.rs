@@ -1,10 +1,10 @@
 //! Socket hooks: when a system call names a virtual address, they replace it by the address of a backend, so that the
 //! packets of the socket need no translation.
 //!
-//! A connected socket keeps its connection in its own storage. For datagrams of unconnected sockets, the backend of
-//! each socket and virtual address is kept as long as the service has it and the socket keeps sending
-//! ([`SocketBackend::is_valid`]). Replies are translated back only from backends that the same socket has sent to or
-//! connected to.
+//! A connected socket keeps its connection in its own storage. For datagrams of unconnected sockets, the hooks keep the
+//! backend of each socket and virtual address as long as the service has that backend and the socket keeps sending
+//! ([`SocketBackend::is_valid`]). The hooks translate replies back only from backends that the same socket has sent to
+//! or connected to.
 
 mod call;
 mod counts;
@@ -46,8 +46,8 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
         }
     };
     // When a socket connects again, its previous connection ends before the choice of a backend, which may depend on
-    // the number of connections. (If all backends have weight 0, the call fails and the socket keeps that connection,
-    // which no longer counts. To take the count back would make the verifier's work half as large again.)
+    // the number of connections. (If all backends have weight 0, the call fails and the socket keeps the previous
+    // connection, which no longer counts. To restore the count would increase the verifier's work by half.)
     counts::end(call);
     let backend = frontend::choose(call, &key, &service)?;
     counts::begin(call, service.id, backend);
@@ -65,7 +65,8 @@ fn connect(call: &Call) -> Result<Outcome, Outcome> {
 /// Connects a UDP socket to an address that refuses datagrams, because the call names a port that no service has.
 /// Usually the process sends nothing, and only wants to know which source address the kernel chooses: getaddrinfo(3)
 /// sorts addresses that way (RFC 6724). If the process does send, its datagrams must be refused, but the kernel runs no
-/// hook for `send(2)`, which names no address. So they go to port 0 of the node, which no socket can have.
+/// hook for `send(2)`, which names no address. So the hook connects the socket to port 0 of the node, which no socket
+/// can have.
 #[inline(always)]
 fn connect_nowhere(call: &Call, to: &Endpoint) -> Outcome {
     let nowhere = Endpoint::new(frontend::node_address(&to.address), 0);
@@ -95,7 +96,7 @@ fn send(call: &Call) -> Result<Outcome, Outcome> {
     Ok(outcome)
 }
 
-/// The backend of the datagrams from the socket to this address, if the service still has it.
+/// The backend that already gets the socket's datagrams to this address, if the service still has that backend.
 #[inline(always)]
 fn kept_backend(call: &Call, to: &Endpoint, service: &Service) -> Option<Endpoint> {
     let backend = match call.connection() {
@@ -104,8 +105,8 @@ fn kept_backend(call: &Call, to: &Endpoint, service: &Service) -> Option<Endpoin
         _ => {
             let kept = SOCKET_BACKENDS.get_ptr_mut(&call.socket(to))?;
             // SAFETY: the memory of an element stays mapped while the program runs, and every bit pattern is a valid
-            // value. An LRU map may reuse the element: the backend is then either not one of this service, or one that
-            // any client may use.
+            // value. An LRU map may reuse the element: `backend` is then either no backend of this service, or a
+            // backend that any client may use.
             let kept = unsafe { &mut *kept };
             let now = now();
             if !kept.is_valid(now) {
@@ -148,7 +149,7 @@ fn delete_connected(call: &Call, key: &ServiceKey) {
     }
 }
 
-/// Deletes the entry of the socket with this cookie in `CONNECTED_SOCKETS`, if it has one.
+/// Deletes the entry of the socket with this cookie in `CONNECTED_SOCKETS`, if there is such an entry.
 #[inline(always)]
 fn delete_cookie(cookie: u64) {
     // Most sockets are not in the map, and a lookup takes no lock.
@@ -181,8 +182,8 @@ fn delete_reply_address(call: &Call, key: &ServiceKey, to: &Endpoint) {
     }
 }
 
-/// Handles calls of `recvfrom(2)` and `recvmsg(2)` that ask for the sender's address: replaces a backend's address by the
-/// virtual one.
+/// Handles calls of `recvfrom(2)` and `recvmsg(2)` that ask for the sender's address: replaces a backend's address by
+/// the virtual one.
 #[inline(always)]
 fn receive(call: &Call) -> Result<Outcome, Outcome> {
     let from = call.remote();
@@ -206,7 +207,7 @@ fn name_peer(call: &Call) {
     }
 }
 
-/// The virtual address through which this socket was connected to `backend`; `None` if it was not.
+/// The virtual address through which this socket was connected to `backend`; `None` if there is none.
 #[inline(always)]
 fn connected_vip(call: &Call, backend: &Endpoint) -> Option<Endpoint> {
     let connection = call.connection()?;

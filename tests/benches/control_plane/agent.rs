@@ -155,7 +155,7 @@ fn start(netns: &Netns, settings: &Settings) -> anyhow::Result<(Agent, f64)> {
 }
 
 /// Edits a manifest; returns the seconds until the kernel has the change, and the seconds that the agent's histogram
-/// [`SYNC_LATENCY`] has counted for it.
+/// [`SYNC_LATENCY`] has counted for the change.
 fn one_edit(
     netns: &Netns,
     manifests: &Manifests,

@@ -40,7 +40,7 @@ pub(crate) fn measure(size: Size, runs: u32, changes: u32, report: &mut Report) 
     Ok(())
 }
 
-/// Each field has the samples of one quantity: times in seconds, counts, or the bytes of each map.
+/// Each field has the samples of one quantity: times in seconds, counts, or the memory of each map in bytes.
 #[derive(Default)]
 struct Figures {
     parse: Vec<f64>,

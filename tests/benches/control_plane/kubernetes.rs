@@ -164,7 +164,7 @@ fn one_run(
 }
 
 /// Sends a watch event; returns the seconds until the kernel has the change, and the seconds that the agent's histogram
-/// of synchronisations has counted for it.
+/// of synchronisations has counted for the change.
 fn one_change(
     netns: &Netns,
     server: &ApiServer,
@@ -195,7 +195,7 @@ struct Agent {
 }
 
 impl Agent {
-    /// Starts the agent; returns it, the seconds until the lists were sent, and those from then until `/healthz`
+    /// Starts the agent; returns it, the seconds until the lists were sent, and the seconds from then until `/healthz`
     /// answers 200.
     fn start(
         netns: &Netns,

@@ -139,7 +139,7 @@ fn run(args: &Args) -> anyhow::Result<bool> {
     Ok(report.targets_met())
 }
 
-/// A temporary folder, and a guard that unmounts all file systems in it and removes it when dropped.
+/// A temporary folder, and a guard that, when dropped, unmounts all file systems in the folder and removes the folder.
 fn temporary_folder() -> anyhow::Result<(PathBuf, Cleanup)> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("lb-bench-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));

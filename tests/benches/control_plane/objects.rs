@@ -53,8 +53,8 @@ impl Objects {
         ])
     }
 
-    /// Moves one endpoint of a Service to another address. Each call takes the Service [`STRIDE`] places after the last
-    /// one.
+    /// Moves one endpoint of a Service to another address. Each call changes the Service [`STRIDE`] places after the
+    /// Service of the previous call.
     pub(crate) fn move_endpoint(&mut self) -> Moved {
         let address = Ipv4Addr::from(FIRST_MOVED_ENDPOINT + self.changes);
         let n = self.changes.wrapping_mul(STRIDE) % self.size.services;

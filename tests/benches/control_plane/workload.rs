@@ -18,8 +18,8 @@ pub(crate) const FIRST_MOVED_ENDPOINT: u32 = u32::from_be_bytes([12, 0, 0, 1]);
 
 const PORT: Port = Port { name: "http", protocol: "TCP", port: 80, target_port: 8080, node_port: None };
 pub(crate) const NODES: u32 = 100;
-/// Distance between changed Services. A prime: unless it divides the number of Services, each of them is changed once
-/// before any is changed again.
+/// Distance between changed Services. A prime: unless it divides the number of Services, each Service is changed once
+/// before any Service is changed again.
 pub(crate) const STRIDE: u32 = 7919;
 
 /// Size of the workload: number of Services, and of endpoints per Service.
@@ -59,7 +59,7 @@ impl fmt::Display for Size {
 /// The manifests of a folder, in memory.
 pub(crate) struct Folder {
     size: Size,
-    /// For each Service: its YAML, with that of its EndpointSlices.
+    /// For each Service: the YAML of the Service and of its EndpointSlices.
     services: Vec<String>,
     /// Number of Services per file; the last file may have fewer.
     services_per_file: u32,
@@ -94,8 +94,8 @@ impl Folder {
         (0..self.size.services.div_ceil(self.services_per_file)).map(|file| (name(file), self.text(file)))
     }
 
-    /// Moves one endpoint of a Service to another address. Each call takes the Service [`STRIDE`] places after the last
-    /// one.
+    /// Moves one endpoint of a Service to another address. Each call changes the Service [`STRIDE`] places after the
+    /// Service of the previous call.
     pub(crate) fn move_endpoint(&mut self) -> Edit {
         let address = Ipv4Addr::from(FIRST_MOVED_ENDPOINT + self.changes);
         let n = self.changes.wrapping_mul(STRIDE) % self.size.services;

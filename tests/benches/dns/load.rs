@@ -37,8 +37,8 @@ pub(crate) fn burst(
     read(&text, kind, cpu).with_context(|| format!("{server}, {kind}: dnsperf printed:\n{text}"))
 }
 
-/// Reads what dnsperf has printed. Fails if a query was lost, or if an answer has another response code than expected for
-/// this kind of query.
+/// Reads what dnsperf has printed. Fails if a query was lost, or if an answer has another response code than expected
+/// for this kind of query.
 fn read(text: &str, kind: Kind, cpu: Duration) -> Result<Burst> {
     let Statistics { completed, lost, codes, rate, answer_size } = Statistics::read(text)?;
     ensure!(completed > 0 && lost == 0, "queries were lost");

@@ -1,8 +1,8 @@
 //! Compares the agent's DNS server with unbound, which serves a static zone with the same records: queries per second,
 //! CPU time for each query, memory. dnsperf sends the queries.
 //!
-//! Each server runs in a namespace of its own. In each round both get one burst for each kind of query; which server is
-//! first is random.
+//! Each server runs in a namespace of its own. In each round both servers get one burst for each kind of query; which
+//! server is first is random.
 
 mod load;
 mod report;
@@ -127,7 +127,8 @@ fn unbound_version() -> Result<String> {
     Ok(text.lines().next().unwrap_or("unbound of an unknown version").replace("Version", "unbound"))
 }
 
-/// Measures the memory of the agent with the Services but without DNS, and that of unbound with a zone of two Services.
+/// Measures the memory of the agent with the Services but without DNS, and the memory of unbound with a zone of two
+/// Services.
 fn measure_baselines(args: &Args, path: &Path, memory: &mut Memory) -> Result<()> {
     let workload = Workload { services: args.services, endpoints: args.endpoints };
     for start in 0..args.starts {

@@ -20,8 +20,8 @@ pub(crate) struct Cpus {
 }
 
 impl Cpus {
-    /// Chooses the last CPU that this process may use, for both clients and servers. With `apart`, servers get the CPU
-    /// before it, if this process may use more than one.
+    /// Chooses the last CPU that this process may use, for both clients and servers. With `apart`, servers get the last
+    /// but one of these CPUs, if this process may use more than one.
     pub(crate) fn choose(apart: bool) -> io::Result<Self> {
         let allowed = sched_getaffinity(Pid::from_raw(0))?;
         let is_allowed = |cpu: &usize| allowed.is_set(*cpu).unwrap_or(false);

@@ -90,7 +90,7 @@ impl Pins {
         Ok(counters.get(&(Outcome::NewFlow as u32), 0)?.iter().sum())
     }
 
-    /// Bytes of memory that the kernel charges for all pinned maps.
+    /// Memory in bytes that the kernel charges for all pinned maps.
     pub(crate) fn memory(&self) -> Result<u64> {
         use std::os::fd::{AsFd as _, AsRawFd as _};
         let mut bytes = 0;

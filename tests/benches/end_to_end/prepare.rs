@@ -27,7 +27,7 @@ pub(crate) struct Preparation {
     pub(crate) seconds: f64,
 }
 
-/// The load balancers and sizes to compare, and their setup.
+/// The load balancers, paths and sizes to compare, and the options for the setup of the load balancers.
 pub(crate) struct Plan {
     pub(crate) family: Family,
     pub(crate) ways: Vec<Way>,

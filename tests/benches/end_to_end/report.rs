@@ -36,7 +36,8 @@ pub(crate) struct Report {
     pub(crate) targets: Vec<Target>,
     /// Number of bursts that were repeated because something disturbed them.
     pub(crate) repeated: u32,
-    /// Number of bursts that were dropped after the last attempt: their candidates have no sample for that round.
+    /// Number of bursts that were dropped after the last attempt. The candidate of a dropped burst has no sample of the
+    /// workload for the round.
     pub(crate) dropped: u32,
     /// All accepted bursts, by candidate.
     pub(crate) bursts: Vec<Bursts>,
@@ -53,7 +54,7 @@ pub(crate) struct Bursts {
 /// A quantity that the tables show, and how they show it.
 struct View {
     title: &'static str,
-    /// Selects the quantity of a comparison; `None` if its workload does not have it.
+    /// Selects the quantity of a comparison; `None` if the workload of the comparison has no such quantity.
     quantity: fn(&Comparison) -> Option<&Quantity>,
     /// Formats the absolute value of the baseline.
     show: fn(&Comparison, f64) -> String,

@@ -102,13 +102,14 @@ pub(crate) struct Outcome {
     pub(crate) samples: Vec<Vec<Sample>>,
     /// Number of bursts that were repeated.
     pub(crate) repeated: u32,
-    /// Number of bursts that were dropped after the last attempt: their candidates have no sample for that round.
+    /// Number of bursts that were dropped after the last attempt. The candidate of a dropped burst has no sample of the
+    /// workload for the round.
     pub(crate) dropped: u32,
 }
 
 impl Field {
-    /// Checks for each candidate that a connection arrives, and that its client is masqueraded exactly if the candidate
-    /// masquerades.
+    /// Checks for each candidate that a connection arrives, and that the server sees an address of the node as the
+    /// client exactly if the candidate masquerades.
     pub(crate) fn check(&self) -> Result<()> {
         for candidate in &self.candidates {
             let (client, servers, to) = self.ends(candidate);
@@ -224,8 +225,8 @@ fn quantile(nanoseconds: &mut [u32], share: f64) -> Option<f64> {
     Some(f64::from(*nanoseconds.select_nth_unstable(index).1) / 1e9)
 }
 
-/// Candidates whose burst must be repeated: it was disturbed, or the machine's speed differed from that during the
-/// baseline's burst. If that is true of most candidates, the baseline's burst must also be repeated.
+/// Candidates whose burst must be repeated, because the burst was disturbed or because the machine's speed differed
+/// from that during the baseline's burst. If most bursts must be repeated, the baseline's burst must also be repeated.
 fn misfits(samples: &[Option<Sample>], group: &[usize], baseline: usize) -> Vec<usize> {
     let Some(speed) = samples[baseline].as_ref().map(|sample| sample.probe) else { return group.to_vec() };
     let fits = |index: &usize| {

@@ -47,7 +47,8 @@ impl System {
     /// All load balancers.
     pub(crate) const ALL: [Self; 5] = [Self::Iptables, Self::Nftables, Self::Tc, Self::Direct, Self::Xdp];
 
-    /// Whether the load balancer is measured on this path; on others it would do the same as [`Self::Tc`].
+    /// Whether the load balancer is measured on this path. On a path for which this returns `false`, the load balancer
+    /// would do the same as [`Self::Tc`].
     pub(crate) fn serves(self, way: Way) -> bool {
         match self {
             Self::Xdp => way == Way::Outside,

@@ -8,11 +8,11 @@ use crate::{
     way::Way,
 };
 
-/// Maximum ratio of the cost to that of plain routing.
+/// Maximum ratio of a candidate's cost to that of plain routing.
 const ROUTING: f64 = 1.0;
-/// Maximum ratio of the cost to that of a direct connection.
+/// Maximum ratio of a candidate's cost to that of a direct connection.
 const DIRECT: f64 = 1.02;
-/// Maximum ratio of the cost with the most Services to that with the fewest: 1, plus the remaining noise.
+/// Maximum ratio of a candidate's cost with the most Services to that with the fewest: 1, plus the remaining noise.
 const FLAT: f64 = 1.02;
 
 /// A target for a ratio, and whether the results meet it.

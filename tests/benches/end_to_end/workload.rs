@@ -25,12 +25,12 @@ const FIRST_ENDPOINT: u32 = 16;
 const TCP: Port = Port { protocol: "tcp", port: PORT, target: TCP_PORT, node_port: 30080 };
 const UDP: Port = Port { protocol: "udp", port: PORT, target: UDP_PORT, node_port: 30053 };
 
-/// Size of a cluster: number of Services, and of endpoints of a measured one.
+/// Size of a cluster: number of Services, and number of endpoints of each measured Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct Size {
-    /// Number of Services, including the measured one.
+    /// Number of Services. The two measured Services count as one.
     pub(crate) services: u32,
-    /// Number of endpoints of the measured Service; all others have one.
+    /// Number of endpoints of each measured Service; all other Services have one endpoint.
     pub(crate) endpoints: u32,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    /// Makes the Services of a cluster of this size.
+    /// Creates the Services of a cluster of this size.
     pub(crate) fn new(family: Family, size: Size) -> Self {
         let others = size.services.saturating_sub(1);
         let other = |n: u32| Service {
@@ -81,7 +81,7 @@ impl Workload {
         Targets { tcp: SocketAddr::new(address, TCP_PORT), udp: SocketAddr::new(address, UDP_PORT) }
     }
 
-    /// The Services in the form from which kube-proxy's rules are made.
+    /// The Services, as input for the generator of kube-proxy's rules.
     pub(crate) fn cluster(&self) -> Cluster<'_> {
         Cluster {
             is_ipv6: self.family.pick(false, true),

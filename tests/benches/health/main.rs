@@ -1,6 +1,6 @@
-//! Health checks of many endpoints: the rate of probes that one agent reaches, how regular they are, its CPU time and
-//! its memory; then all endpoints fail at once, and return. One server in the same namespace has the addresses of all
-//! endpoints.
+//! Health checks of many endpoints: the rate of probes that one agent reaches, how regular the probes are, and the
+//! agent's CPU time and memory. Then all endpoints fail at once, and return. One server in the same namespace has the
+//! addresses of all endpoints.
 
 mod outage;
 mod report;
@@ -32,7 +32,7 @@ use self::{
     server::{PORT, Server, addresses},
 };
 
-/// Endpoints of one Service, all in one EndpointSlice.
+/// Maximum number of endpoints of one Service, all in one EndpointSlice.
 const PER_SERVICE: usize = 100;
 /// How long all endpoints may take to get their first probe, beyond the interval.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::{Args, Check, PER_SERVICE, asked, outage::Turn, server::Seen};
 
-/// The part of the interval by which the agent may start a round early or late, see docs/health-checks.md.
+/// The part of the interval by which the agent may start a round of probes early or late, see docs/health-checks.md.
 const JITTER: f64 = 0.10;
 
 /// All results, as `--json` writes them.
@@ -32,8 +32,8 @@ pub(crate) struct Row {
     pub(crate) cpu: f64,
     pub(crate) resident: Resident,
     pub(crate) seen: Seen,
-    /// The agent's time and CPU time until it has noticed that all endpoints have failed, then until it has noticed
-    /// that all have returned; `None` without a check.
+    /// The time and the agent's CPU time until the agent has noticed that all endpoints have failed, then until the
+    /// agent has noticed that all have returned; `None` without a check.
     pub(crate) outage: Option<[Turn; 2]>,
     /// Peak memory of the agent in bytes, including the outage.
     pub(crate) peak: u64,

@@ -21,7 +21,7 @@ const FIRST: u32 = u32::from_be_bytes([11, 0, 0, 1]);
 pub(crate) const PORT: u16 = 8080;
 /// Number of threads that accept connections.
 const THREADS: usize = 2;
-/// Connections that may wait for a thread: more than the agent has open at a time.
+/// Number of connections that may wait for a thread: more than the agent has open at a time.
 const BACKLOG: i32 = 4096;
 /// How long a request may take to arrive.
 const PATIENCE: Duration = Duration::from_secs(5);

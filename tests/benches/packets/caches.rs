@@ -1,8 +1,8 @@
-//! The caches of the CPU before a measurement.
+//! Empties the CPU's caches before a measurement.
 
 use std::hint::black_box;
 
-/// More bytes than the last-level caches of servers have.
+/// Size in bytes of the memory that is read: larger than the last-level caches of servers.
 const SIZE: usize = 1 << 30;
 /// Size in bytes of a cache line.
 const LINE: usize = 64;

@@ -358,7 +358,7 @@ impl Cases<'_> {
         self.add(section, "xdp_native", packet, frame.through(WIRE), passes(None))
     }
 
-    /// Adds the case of a reply that the other hook translates.
+    /// Adds the case of a reply that the program at tc ingress leaves to the program at tc egress.
     fn other_hook(&mut self, ip: Ip) -> anyhow::Result<()> {
         let reply = Frame::new(ACK, Sender::Server, self.world.family(ip).backend)?;
         let packet = format!("a reply that egress will translate, {ip}");

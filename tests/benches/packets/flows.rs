@@ -106,7 +106,7 @@ fn map_command(
         next_key: next_key.map_or(ptr::null_mut(), |key| key.as_mut_ptr()),
         flags: 0,
     };
-    // SAFETY: the kernel reads and writes keys of the map's size, which both vectors have.
+    // SAFETY: the kernel reads and writes one key each. Both vectors have the size of the map's keys.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw const element, size_of::<Element>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -136,7 +136,7 @@ impl Memory {
     fn map(data: &MapData, length: usize) -> anyhow::Result<Self> {
         let fd = data.fd().as_fd().as_raw_fd();
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: the kernel chooses the address of the new mapping, so it replaces no memory that is in use.
+        // SAFETY: the kernel chooses the address of the new mapping, so the mapping replaces no memory that is in use.
         let start = unsafe { libc::mmap(ptr::null_mut(), length, access, libc::MAP_SHARED, fd, 0) };
         ensure!(start != libc::MAP_FAILED, io::Error::last_os_error());
         Ok(Self { start, length })

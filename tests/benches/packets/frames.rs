@@ -98,7 +98,7 @@ impl Frame {
         Self { flows, ..self }
     }
 
-    /// The same packet for half of its flows: for the first half if `half` is 0, for the second if it is 1.
+    /// The same packet for half of its flows: for the first half if `half` is 0, for the second half if `half` is 1.
     pub(crate) fn half(self, half: u32) -> Self {
         let flows = (self.flows / 2).max(1);
         // If there is only one flow, both halves are that flow.

@@ -20,7 +20,7 @@ const COLUMNS: [(&str, Section, &str); 6] = [
 const HOOKS: [(&str, &str); 3] =
     [("tc ingress", "tc_ingress"), ("tc egress", "tc_egress"), ("XDP", "xdp_native")];
 
-/// Makes the table of goals; `None` if none of its cases was measured.
+/// Creates the table of goals; `None` if none of its cases was measured.
 pub(crate) fn table_of(rows: &[Row]) -> Option<Table> {
     let cell = |program: &str, section: Section, packet: &str| {
         let mut rows = rows.iter();

@@ -56,7 +56,7 @@ pub(crate) struct Row {
     baseline_net: Samples,
     /// Ratio of the program's net time to that of its fastest baseline.
     pub(crate) ratio: Samples,
-    /// The other baselines, with the ratio of the program's net time to theirs.
+    /// The comparisons with the other baselines: `ratio` is the program's net time divided by the baseline's net time.
     other_baselines: Vec<Comparison>,
     /// The comparison with the earlier build: `ratio` is the net time of this build's program divided by that of the
     /// earlier build's program. `None` if there is only one build.
@@ -97,7 +97,7 @@ impl Comparison {
 }
 
 impl Row {
-    /// The results of `contest`. `builds` has the name of each build that takes part in it.
+    /// The results of `contest`. `builds` has the name of each build that takes part in the contest.
     pub(crate) fn new(contest: &Contest, builds: &[String]) -> Self {
         let (case, rounds) = (contest.case(), &contest.rounds);
         let samples = |value: fn(&Round) -> f64| Samples::new(rounds.iter().map(value).collect());

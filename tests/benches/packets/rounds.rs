@@ -179,8 +179,9 @@ impl Contest {
         Ok(())
     }
 
-    /// Before a measurement whose packets create flows: deletes all flows, and empties the caches. Deletion reads the
-    /// whole flow table, but only the used entries of the baselines' maps, so they would start with different caches.
+    /// Deletes all flows and empties the caches if the packets of the next measurement create flows. Without empty
+    /// caches, programs and baselines would start with different data in the caches, because deletion reads the
+    /// programs' whole flow table, but only the used entries of the baselines' maps.
     fn prepare(&self, world: &World) -> anyhow::Result<()> {
         if self.case().makes_flows() {
             world.clear_flows()?;
@@ -189,8 +190,8 @@ impl Contest {
         Ok(())
     }
 
-    /// Measures how long a program takes that returns at once: with the packets that the measured program gets, and
-    /// with those that its baselines get.
+    /// Measures the time of a program that returns at once: with the packets that the measured program gets, and with
+    /// those that its baselines get.
     fn overheads(&self) -> anyhow::Result<[f64; 2]> {
         let program = self.program_overhead.run()?;
         let baseline = self.baseline_overhead.as_ref().map_or(Ok(program), Runner::run)?;

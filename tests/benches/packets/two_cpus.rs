@@ -1,7 +1,7 @@
 //! Two CPUs that use one flow table: the time per packet when both run at once, compared with each CPU alone.
 //!
-//! Every packet of an established flow writes to its entry, and new flows claim entries. So CPUs slow each other down
-//! if they write to the same cache lines or take the same locks.
+//! For every packet of an established flow, a program writes to the flow's entry. For a new flow, it claims entries. So
+//! CPUs slow each other down if they write to the same cache lines or take the same locks.
 
 use std::{
     sync::Barrier,
@@ -50,7 +50,8 @@ pub(crate) struct Row {
     pub(crate) alone: Samples,
     /// Time per packet while both CPUs run.
     pub(crate) together: Samples,
-    /// Packets per second of both CPUs together, as a multiple of one CPU's: 2 is perfect scaling.
+    /// Packets per second of both CPUs together, divided by the packets per second of one CPU alone: 2 is perfect
+    /// scaling.
     pub(crate) scaling: Samples,
 }
 

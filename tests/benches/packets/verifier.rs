@@ -1,4 +1,5 @@
-//! Measures the cost of loading: how many instructions the verifier processes for each program, and how long it takes.
+//! Measures the cost of loading: how many instructions the verifier processes for each program, and how long the load
+//! takes.
 
 use std::time::{Duration, Instant};
 

@@ -23,7 +23,7 @@ use crate::{
 pub(crate) const MANY: u32 = 65_536;
 /// Number of flows that fill half of the table: each has two entries.
 pub(crate) const HALF_FULL: u32 = 131_072;
-/// Number of new flows per measurement; they are deleted before the next one.
+/// Number of new flows per measurement; they are deleted before the next measurement.
 pub(crate) const NEW: u32 = 16_384;
 /// Number of backends of a Service whose scheduler is measured.
 const BACKENDS: u8 = 100;
@@ -67,7 +67,7 @@ impl fmt::Display for Ip {
 /// The addresses of the world in one family.
 #[derive(Clone, Copy)]
 pub(crate) struct Family {
-    /// A Service for TCP and UDP, with one backend; with many in [`Population::Empty`].
+    /// A Service for TCP and UDP, with one backend, but with many backends in [`Population::Empty`].
     pub(crate) vip: SocketAddr,
     /// A Service like `vip` that masquerades every client.
     pub(crate) masquerading: SocketAddr,

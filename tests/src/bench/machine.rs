@@ -16,7 +16,7 @@ pub struct Machine {
     pub memory: u64,
     /// Release of the running kernel.
     pub kernel: String,
-    /// Git commit of the working tree, with "-dirty" if files differ from it; "unknown" outside a repository.
+    /// Git commit of the working tree, with "-dirty" if files differ from the commit; "unknown" outside a repository.
     pub commit: String,
     /// Load average of the last minute, read at the start of the benchmark. A load near the number of CPUs disturbs the
     /// results.

@@ -28,7 +28,7 @@ pub fn exit_code(all_met: anyhow::Result<bool>) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Writes the results of a benchmark, its argument `--json`, to a file.
+/// Writes the results of a benchmark to `file`, the value of its argument `--json`.
 pub fn write_json(file: &Path, results: &impl Serialize) -> anyhow::Result<()> {
     let text = serde_json::to_string_pretty(results)?;
     fs::write(file, text + "\n").with_context(|| format!("cannot write the results to {}", file.display()))

@@ -30,7 +30,7 @@ pub struct Bar {
     pub median: f64,
     /// Greatest value, where the thin line ends.
     pub max: f64,
-    /// Whether the bar is a reference for the others, and so has another colour.
+    /// Whether the bar is a reference for the other bars, and so has another colour.
     pub is_reference: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Makes the rules that kube-proxy would write on a node: for a benchmark that compares them with the agent, and for a
-//! test in which the agent removes them.
+//! Generates the rules that kube-proxy would write on a node: for a benchmark that compares them with the agent, and
+//! for a test in which the agent removes them.
 
 pub mod iptables;
 pub mod nftables;

@@ -71,7 +71,7 @@ fn clsact_filters_coexist_with_foreign_filters() {
     assert!(tc("qdisc show dev wire0").contains("clsact"), "the qdisc was there before the agent");
 }
 
-/// The kernel would accept a filter for egress, and run it at ingress.
+/// On the qdisc `ingress`, the kernel would accept a filter for egress, and run that filter at ingress.
 #[test]
 fn device_with_the_qdisc_ingress_gets_no_filters_and_is_named() {
     let sandbox = Sandbox::new();

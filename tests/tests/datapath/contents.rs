@@ -1,4 +1,4 @@
-//! Makes numbered Services and endpoints, in the form in which a plan writes them to the maps.
+//! Creates numbered Services and endpoints as they are in the maps, and the plan steps that write them there.
 
 use std::net::IpAddr;
 
@@ -41,7 +41,7 @@ pub(crate) fn endpoint_labels(number: u32) -> EndpointLabels {
     EndpointLabels { node: Some("a".into()), zone: None, pod: Some(format!("pod-{number}").into()) }
 }
 
-/// Steps that create `services` Services with `size` endpoints each, and the contents of the maps after them.
+/// Steps that create `services` Services with `size` endpoints each, and the contents of the maps after these steps.
 pub(crate) fn steps(services: u32, size: u32) -> (Vec<Step>, Contents) {
     let (mut steps, mut contents) = (Vec::new(), Contents::default());
     let ids = 1..=services;

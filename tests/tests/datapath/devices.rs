@@ -170,7 +170,7 @@ fn netlink_overrun_loses_no_device() {
         let mut watcher = DeviceWatcher::open(DevicePatterns::default()).unwrap();
         assert!(watcher.devices().unwrap().is_empty());
         wire("wire0", 50);
-        // More events than the buffer of the watcher's socket can hold.
+        // The batch causes more events than the buffer of the watcher's socket can hold.
         let batch: String =
             (0..3000).map(|n| format!("addr add 10.1.{}.{}/32 dev wire0\n", n / 250, n % 250 + 1)).collect();
         let file = std::env::temp_dir().join(format!("lb-datapath-{}-batch", std::process::id()));

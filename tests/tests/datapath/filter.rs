@@ -1,4 +1,4 @@
-//! Tests of the filter, which spares programs lookups ([`lb_common::filter`]), across restarts of the agent.
+//! Tests how restarts of the agent affect the filter, which saves programs lookups ([`lb_common::filter`]).
 
 use std::os::fd::AsFd as _;
 

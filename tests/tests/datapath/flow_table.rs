@@ -71,7 +71,7 @@ pub(crate) fn insert_into_overflow_only(sandbox: &Sandbox) {
     headers.set(0, Header { takes_all: 1, ..header }, 0).unwrap();
 }
 
-/// A program replaces an entry by that of another flow after GC has read it, and before GC deletes it.
+/// After GC has read an entry, and before GC deletes it, a program replaces the entry by that of another flow.
 #[test]
 fn entry_that_another_flow_has_taken_over_is_not_removed() {
     let sandbox = Sandbox::new();
@@ -94,7 +94,7 @@ fn assert_only_judged_entries_are_removed(table: &FlowTable) {
     assert_eq!((table.get(&key).unwrap(), table.overflowed()), (None, 0));
 }
 
-/// A packet changes an entry after GC has read it, and before GC deletes it.
+/// After GC has read an entry, and before GC deletes it, a program counts a packet in the entry.
 #[test]
 fn entry_of_the_overflow_that_a_packet_has_changed_is_not_removed() {
     let sandbox = Sandbox::new();

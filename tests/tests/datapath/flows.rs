@@ -1,4 +1,4 @@
-//! Makes flow table entries of a given age.
+//! Creates flow table entries of a given age.
 
 use lb_common::{
     Address,

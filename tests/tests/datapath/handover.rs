@@ -104,7 +104,8 @@ fn layout_with_a_description_is_taken_over() {
     assert_eq!(tcx("wire0", TcAttachType::Egress).len(), 1);
 }
 
-/// The earlier agent served a device that the new one does not serve: only the earlier agent's filters are on it.
+/// The earlier agent served a device that the new agent does not serve: only the earlier agent's filters are on this
+/// device.
 #[test]
 fn takeover_removes_the_clsact_qdisc_of_a_device_that_is_no_longer_served() {
     let sandbox = Sandbox::new();

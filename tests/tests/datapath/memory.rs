@@ -15,13 +15,13 @@ use super::{
 
 const SERVICES: u32 = 10_000;
 const ENDPOINTS: u32 = 5;
-/// Maximum number of bytes of all maps (128 MiB), and of all maps except those of flows.
+/// Maximum memory in bytes of all maps (128 MiB), and of all maps except those of flows.
 const LIMIT: u64 = 128 << 20;
 const LIMIT_OF_OTHERS: u64 = 62_000_000;
 /// Names of the maps of flows. `--max-connections` sets the sizes of the first two.
 const OF_FLOWS: [&str; 3] = ["CONNTRACK", "FLOWS", "FLOW_TABLE"];
-/// Name of a map that allocates elements one by one. If its reported size does not grow with its elements, the kernel
-/// does not count their memory.
+/// Name of a map that allocates elements one by one. If the reported size of this map does not grow with its elements,
+/// the kernel does not count the memory of elements.
 const NAMES: &str = "ENDPOINT_NAMES";
 /// Up to this number of CPUs, maps whose size depends on the number of CPUs have their smallest size.
 const MOST_CPUS: usize = 32;
@@ -54,7 +54,7 @@ fn default_maps_stay_small_with_ten_thousand_services() {
     );
 }
 
-/// Bytes of memory of each map, by name: of the pinned ones, and of those that only programs hold.
+/// Memory in bytes of each map, by name: of the pinned maps, and of those that only programs hold.
 fn memory(sandbox: &Sandbox) -> BTreeMap<String, u64> {
     let mut maps = BTreeMap::new();
     let mut pinned = Vec::new();

@@ -83,7 +83,8 @@ fn second_agent_fails_and_names_the_pid_of_the_first() {
     assert!(error.contains("another lb-agent"), "{error}");
     assert!(Pinned::open(&sandbox.bpffs()).unwrap().agent().is_some());
     drop(first);
-    // A child of another test holds a copy of the locked file until it executes its program.
+    // A child process that another test has forked holds a duplicate of the descriptor with the lock until the child
+    // executes its program.
     let is_free = || Pinned::open(&sandbox.bpffs()).unwrap().agent().is_none().then_some(());
     wait_for(Duration::from_secs(3), is_free).expect("the lock is free");
     drop(sandbox.open());
@@ -146,7 +147,8 @@ fn cleanup_removes_everything() {
     assert_eq!(cleanup(&sandbox.bpffs()).unwrap().attachments, 0, "a second cleanup is no error");
 }
 
-/// Such a process is `lb-agent status`, or a child of a process with an open pin, until the child executes its program.
+/// Processes that have the file system open are `lb-agent status`, and a child of a process with an open pin, until the
+/// child executes its program.
 #[test]
 fn cleanup_waits_for_a_process_that_has_the_file_system_open() {
     let sandbox = Sandbox::new();

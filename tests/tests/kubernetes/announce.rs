@@ -20,7 +20,8 @@ const VIP: &str = "192.0.2.100";
 /// How long to wait until agents have started, or until a change has taken effect. An agent that has just started votes
 /// for no node at first.
 const SOON: Duration = Duration::from_secs(20);
-/// Longer than a node takes to start, and then to take over from another one what it is the best node for.
+/// A time that is longer than the best node for an address needs to start, and to take the address over from another
+/// node.
 const SETTLED: Duration = Duration::from_secs(10);
 
 impl Segment {
@@ -85,7 +86,7 @@ impl Segment {
         wait_for(SOON, answering).unwrap_or_else(|| panic!("{what}\n{}", self.logs()))
     }
 
-    /// The number of the node that should announce the address, of all that are alive.
+    /// The number of the live node that should announce the address.
     fn best_node(&self) -> usize {
         let list = self.json(1, &["announce", "list"]).unwrap();
         let name = list[0]["node"].as_str().unwrap_or_else(|| panic!("no node in {list}"));
@@ -258,14 +259,14 @@ fn route_to_an_unreadable_service_stays_over_a_restart() {
     waits(&segment, "the Service is gone", &|| !has_route(&segment));
 }
 
-/// What `lb-agent status` on node 1 lists as wrong; empty while no agent runs there.
+/// The conditions that `lb-agent status` on node 1 lists; empty while no agent runs there.
 fn problems(segment: &Segment) -> Vec<String> {
     let status = segment.json(1, &["status"]).unwrap_or_default();
     let problems = status["agent"]["problems"].as_array().cloned().unwrap_or_default();
     problems.iter().map(|problem| problem.as_str().unwrap().to_owned()).collect()
 }
 
-/// Whether `lb-agent status` on node 1 lists something that contains `part` and ends with `end`.
+/// Whether `lb-agent status` on node 1 lists a condition that contains `part` and ends with `end`.
 fn is_listed(segment: &Segment, part: &str, end: &str) -> bool {
     problems(segment).iter().any(|problem| problem.contains(part) && problem.ends_with(end))
 }
@@ -340,7 +341,7 @@ fn object_for_bgp_that_an_edit_makes_invalid_withdraws_nothing_over_a_restart() 
         edit_and_restart(&mut segment, edit);
         let names_route = || is_listed(&segment, &stays, "") == edit.has_routes;
         waits(&segment, "the next agent names the route", &names_route);
-        // Longer than the agent takes to remove a route and to replace the file.
+        // Waits longer than the agent takes to remove a route and to replace the file.
         sleep(Duration::from_secs(3));
         assert!(has_route(&segment), "{}: {}", edit.field, segment.logs());
         assert_eq!(config(), before, "{}", edit.field);
@@ -350,7 +351,8 @@ fn object_for_bgp_that_an_edit_makes_invalid_withdraws_nothing_over_a_restart() 
         assert!(has_route(&segment), "{}: {}", edit.field, segment.logs());
         assert_eq!(config(), before, "{}", edit.field);
     }
-    // Once the invalid object is deleted, the routes and the part of the session that stayed because of it go.
+    // Once the invalid object is deleted, the agent removes the routes and the part of the session that it had kept for
+    // that object.
     let advertisement = &edits[1];
     edit_and_restart(&mut segment, advertisement);
     assert!(has_route(&segment), "{}", segment.logs());
@@ -500,7 +502,7 @@ fn voters(segment: &Segment, arguments: &[&str]) -> (bool, String) {
     (output.status.success(), String::from_utf8(text).unwrap())
 }
 
-/// The agents were taken from Nodes that go on, for example by the DaemonSet's node selector.
+/// The agents end, but their Nodes remain, for example because the DaemonSet's node selector no longer selects them.
 #[test]
 fn voters_whose_nodes_run_no_agent_any_more_are_replaced_by_command() {
     let mut segment = Segment::announcing();

@@ -51,7 +51,7 @@ struct Contents {
     version: u64,
     objects: BTreeMap<Key, Value>,
     changes: Vec<Change>,
-    /// Oldest version from which a watch can start; a watch from an older one gets 410 Gone.
+    /// Oldest version from which a watch can start; a watch from an older version gets 410 Gone.
     oldest: u64,
     /// Generation of watches; watches of an older generation end.
     generation: u64,
@@ -94,8 +94,8 @@ pub(crate) struct Fault {
     pub(crate) expired_pages: bool,
     /// Whether each watch ends as soon as it has begun.
     pub(crate) short_watches: bool,
-    /// HTTP status with which patches of the status are refused, such as 409 as if another client had been faster;
-    /// `None` for normal answers.
+    /// HTTP status with which the server refuses patches of an object's status, such as 409 as if another client had
+    /// been faster; `None` for normal answers.
     pub(crate) status_patch: Option<u16>,
 }
 
@@ -142,7 +142,7 @@ impl Store {
 }
 
 impl ApiServer {
-    /// Starts a server on the loopback device of the namespace; `None` for that of the test process.
+    /// Starts a server on the loopback device of the namespace; `None` stands for the namespace of the test process.
     pub(crate) fn start(netns: Option<&Netns>) -> Self {
         Self::start_at(netns, Ipv4Addr::LOCALHOST.into())
     }
@@ -450,7 +450,8 @@ fn merge_values(object: &mut Value, patch: &Value) {
     }
 }
 
-/// Replaces an object, unless the body has another version than the object; a body without a version also replaces it.
+/// Replaces an object, unless the body has another version than the object; a body without a version also replaces the
+/// object.
 fn replace(store: &Store, key: Key, body: &str) -> Response {
     let object: Value = serde_json::from_str(body).unwrap();
     let Some(known) = store.lock().objects.get(&key).cloned() else { return failure(404) };
@@ -594,7 +595,7 @@ async fn next_line(mut position: Position) -> Option<(Result<String, Infallible>
 }
 
 impl Position {
-    /// The next line to send; `Some(None)` if there is none yet, `None` if the watch ends.
+    /// The next line to send; `Some(None)` if there is no line yet, `None` if the watch ends.
     fn line(&mut self) -> Option<Option<String>> {
         let store = Arc::clone(&self.store);
         let contents = &mut *store.lock();

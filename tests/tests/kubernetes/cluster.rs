@@ -17,7 +17,8 @@ use serde_json::{Value, json};
 
 use crate::api_server::ApiServer;
 
-/// Environment variable with the path of a kubeconfig. Tests that simulate no faults use the API server that it names.
+/// Environment variable with the path of a kubeconfig. Tests that simulate no faults use the API server that this
+/// kubeconfig names.
 const REAL: &str = "LB_TEST_KUBECONFIG";
 
 /// A client of an API server, real or mock.
@@ -132,7 +133,7 @@ impl Cluster {
     }
 }
 
-/// The name of an object, and a function that makes the API to access it.
+/// The name of an object, and a function that creates the [`Api`] to access it.
 fn handle(object: &Value) -> (String, impl FnOnce(Client) -> Api<DynamicObject> + Send + use<>) {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));

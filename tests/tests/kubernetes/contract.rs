@@ -153,7 +153,8 @@ fn service_of_another_proxy_is_ignored_while_labelled() {
         object["metadata"]["labels"][label] = "another".into();
         object
     };
-    // The address stays known, so the programs leave its packets to the other proxy instead of dropping them.
+    // The programs still know the address of the Service, so they do not drop packets to this address, but leave them
+    // to the other proxy.
     let addresses = |bed: &Bed| {
         let maps = bed.json(&["status"]).unwrap()["maps"].clone();
         let vips = maps.as_array().unwrap().iter().find(|map| map["name"] == "VIPS").cloned().unwrap();

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::bed::{Bed, LIMIT};
 
-/// The output of `lb-agent` with these arguments; `None` if it fails, as it does until the agent runs.
+/// The output of `lb-agent` with these arguments; `None` if the command fails, as it does until the agent runs.
 fn text(bed: &Bed, arguments: &[&str]) -> Option<String> {
     let mut command = bed.netns.command(binary());
     command.args(arguments).env("LB_AGENT_BPFFS", bed.bpffs());

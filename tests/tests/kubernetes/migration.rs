@@ -1,7 +1,8 @@
 //! The move of a node from kube-proxy to the agent by a label, and back, with the commands of `deploy/README.md`.
 //!
-//! The API server is the mock. The tests play the DaemonSet controller and the kubelet, and instead of kube-proxy they
-//! write its rules and listen on its port. They run the agent in the container that the rendered chart asks for.
+//! The API server is the mock. The tests play the DaemonSet controller and the kubelet. Instead of running kube-proxy,
+//! they write the rules of kube-proxy and listen on its port. The tests run the agent in the container that the
+//! rendered chart asks for.
 
 use std::{
     collections::BTreeSet,
@@ -198,10 +199,10 @@ impl Mode {
     }
 }
 
-/// Rules of kube-proxy that masquerade without random ports, as those of a node whose iptables has no `--random-fully`.
-/// netfilter then keeps the port of the node's socket, which is never one of the agent's `--masquerade-ports`. A random
-/// port may be one that the agent has given an external client: it does not see the ports that netfilter chooses for
-/// connections of the node (docs/datapath.md).
+/// Rules of kube-proxy that masquerade without random ports, like those of a node whose iptables has no
+/// `--random-fully`. netfilter then keeps the port of the node's socket, which is never one of the agent's
+/// `--masquerade-ports`. A random port could be one that the agent has given to an external client, because the agent
+/// does not see the ports that netfilter chooses for connections of the node (docs/datapath.md).
 fn with_kept_ports(rules: &str) -> String {
     rules.replace(" --random-fully", "").replace(" fully-random", "")
 }
@@ -238,8 +239,9 @@ impl Site {
         site
     }
 
-    /// Writes NAT rules for pods of the node, as CNI plugins do. They stay when the rules of kube-proxy are removed: in
-    /// a namespace without NAT rules, the kernel tracks and translates no connection, not even established ones.
+    /// Writes NAT rules for pods of the node, as CNI plugins do. These rules stay when the agent removes the rules of
+    /// kube-proxy: in a namespace without NAT rules, the kernel tracks and translates no connection, not even
+    /// established connections.
     fn put_masquerading(&self) {
         let pods = ["10.244.1.0/24", "fd00:10:244:1::/64"];
         let families = ["iptables-restore", "ip6tables-restore"].into_iter().zip(pods).zip(CLUSTER_CIDR);

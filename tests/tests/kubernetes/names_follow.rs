@@ -25,7 +25,7 @@ fn assert_prompt(what: &str, delays: Vec<Delay>) {
 }
 
 /// A node whose agent answers queries and knows the Service `a`, the headless Service `peers`, and `services` further
-/// headless ones.
+/// headless Services.
 fn bed_with(services: u32) -> (Bed, Client) {
     let mut bed = Bed::with_faults();
     bed.put("a", 1);

@@ -59,7 +59,7 @@ impl Segment {
         Self { agents, server, _servers, nodes, client, _lan, folder, _cleanup }
     }
 
-    /// Starts an agent on each node; `flags` returns its flags, given the node's number.
+    /// Starts an agent on each node; `flags` returns the agent's flags for the number of a node.
     pub(crate) fn start_with(&mut self, flags: impl Fn(usize) -> Vec<String>) {
         for number in 1..=self.nodes.len() {
             let agent = self.agent(number, flags(number));
@@ -80,7 +80,7 @@ impl Segment {
         self.folder.join(format!("bpf-{number}"))
     }
 
-    /// The output of the agent of the node with this number for these arguments and `-o json`, parsed.
+    /// The parsed output of `lb-agent` with these arguments and `-o json`, for the agent of the node with this number.
     pub(crate) fn json(&self, number: usize, arguments: &[&str]) -> Result<Value> {
         ask_json(&self.nodes[number - 1], &self.bpffs(number), arguments)
     }

@@ -219,7 +219,8 @@ fn second_agent_fails_with_the_pid_of_the_running_one_and_breaks_nothing() {
     traffic.stop().assert_unharmed();
 }
 
-/// If two agents are started at once, one serves; the other exits with an error that names the pid of the serving one.
+/// If two agents are started at once, one serves; the other exits with an error that names the pid of the serving
+/// agent.
 #[test]
 fn only_one_of_two_simultaneously_started_agents_serves() {
     let mut bed = Bed::with_web(&PODS);

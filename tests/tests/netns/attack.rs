@@ -68,8 +68,8 @@ fn is_served(client: &Netns, to: SocketAddr) -> bool {
     client.run(|| client::ask_here(to)).is_ok()
 }
 
-/// How long a new client takes to be served; `None` if its `connect`, or one of its reads or writes, fails. Each has the
-/// timeout [`client::limit`].
+/// How long a new client takes to be served; `None` if its `connect`, or one of its reads or writes, fails. Each of
+/// these operations has the timeout [`client::limit`].
 fn time_to_be_served(client: &Netns, to: SocketAddr) -> Option<Duration> {
     let begun = Instant::now();
     is_served(client, to).then(|| begun.elapsed())
@@ -152,10 +152,11 @@ fn forged_syns_exhaust_no_source_ports() {
     assert_eq!(established.ask().unwrap().seen, seen, "the established connection keeps its port");
 }
 
-/// Sends five waves of datagrams from [`FLOOD`] forged sources, so that the flows that find room and get an answer become
-/// streams. Asserts that node1 has no room for the others. Returns the time of the last wave.
+/// Sends five waves of datagrams from [`FLOOD`] forged sources, so that the flows that find room and get an answer
+/// become streams. Asserts that node1 has no room for the other flows. Returns the time of the last wave.
 fn forge_streams(bed: &Bed, to: SocketAddr) -> Instant {
-    /// Number of datagrams after which the backend gets time to answer: otherwise most would overflow its socket.
+    /// Number of datagrams after which the backend gets time to answer: otherwise most datagrams would overflow the
+    /// socket of the backend.
     const PIECE: u32 = 100;
     let before = counted(bed, "conntrack_full");
     let mut last_wave = Instant::now();

@@ -1,4 +1,4 @@
-//! Connections of Services with an idle or drain timeout.
+//! Tests how connections of Services with an idle or drain timeout end.
 
 use std::{
     io::{self, Write as _},
@@ -113,8 +113,8 @@ fn sockets_of_the_node_end_by_the_timeouts_of_the_service() {
     put(&bed, &PODS[1..]);
     assert_eq!(keep_busy(Duration::from_secs(7)), (Vec::new(), BUSY), "the drain timeout has not passed");
     // The agent looks at the connections every 5 s. The drain timeout of 10 s begins with the look that notices that
-    // pod1 is no longer a backend. The agent measures it in ticks of 1.07 s, rounded down, so the second look after
-    // that one may come too early, and the third ends the connections.
+    // pod1 is no longer a backend. The agent measures this timeout in ticks of 1.07 s, rounded down, so the second look
+    // after the first may come too early, and the third look ends the connections.
     let (ended, left) = keep_busy(3 * LOOK + PATIENCE);
     assert!(!ended.is_empty() && ended.iter().all(|server| server == "pod1"), "{ended:?}");
     assert_eq!(ended.len() + left, BUSY);

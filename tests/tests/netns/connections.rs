@@ -1,4 +1,4 @@
-//! Tests of established connections through node ports and load balancers' addresses, masqueraded and not.
+//! Tests of established connections through node ports and load balancer addresses, masqueraded and not.
 
 use std::{
     io,
@@ -26,8 +26,8 @@ use crate::lan::{
 /// Number of bytes of a slow download, see [`Connection::download_slowly`].
 const BYTES: u64 = 100_000_000;
 
-/// Opens connections and starts downloads, from the external client and from a pod, through node port and load
-/// balancer, in both families.
+/// Opens connections and starts downloads, from the external client and from a pod, through a node port and a load
+/// balancer address, in both families.
 fn established(lan: &Lan, number: u8) -> Vec<(Connection, String, Transfer)> {
     let mut all = Vec::new();
     for family in [0, 1] {

@@ -49,7 +49,8 @@ fn settings(bed: &Bed) -> Settings {
     Settings { bpffs: path("LB_AGENT_BPFFS"), cgroup: Some(path("LB_AGENT_CGROUP")), ..settings }
 }
 
-/// Starts the agent in node1's container. The tests pass settings as arguments, so its ConfigMap is not mounted.
+/// Starts the agent in node1's container. The tests pass settings as arguments, so the ConfigMap of the container is
+/// not mounted.
 fn start_in_container(bed: &Bed, arguments: &[&str]) -> Agent {
     let mut settings = settings(bed);
     settings.arguments.extend(arguments.iter().map(|argument| (*argument).to_owned()));
@@ -255,7 +256,7 @@ fn helm_test_succeeds_only_if_a_cluster_ip_answers() {
     assert!(refused.is_some(), "no endpoint is left");
 }
 
-/// Kubernetes kills a container that runs 10 s after SIGTERM.
+/// Kubernetes kills a container that still runs 10 s after SIGTERM.
 #[test]
 fn container_that_waits_for_the_configuration_of_bird_ends_on_sigterm() {
     let daemon_set = daemon_set("lint/controller.yaml");

@@ -1,6 +1,6 @@
 //! Direct server return: packets of external clients go to backends on other nodes through tunnels, and the backends
-//! reply directly. The router sends packets to services to the first or the second of three nodes; the third has only
-//! backends.
+//! reply directly. The router forwards packets for services to the first or the second of three nodes; the third node
+//! has only backends.
 
 use std::{fs, net::SocketAddr, ops::Deref, thread, time::Duration};
 
@@ -50,8 +50,8 @@ impl Deref for Nodes {
 }
 
 impl Nodes {
-    /// Creates the nodes. The agents of nodes 1 and 2 have `arguments`, that of node 3 has `third`. Pods 5 and 6 are on
-    /// node 3. With `xdp`, the router's ends of the wires accept frames that XDP programs send.
+    /// Creates the nodes. The agents of nodes 1 and 2 get the arguments `arguments`, the agent of node 3 gets `third`.
+    /// Pods 5 and 6 are on node 3. With `xdp`, the router's ends of the wires accept frames that XDP programs send.
     fn new(arguments: &[&str], third: &[&str], xdp: bool) -> Self {
         let wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
         let mut lan = Lan::without_agents(wiring);
@@ -133,7 +133,7 @@ fn dsr_backends_on_other_nodes_receive_the_client_address_and_reply_directly() {
             nodes.service(3, &["pod1"]),
         ]);
         let count = || nodes.counted(1, "reply") + nodes.counted(1, "routed");
-        // Last segments of the connections that `serve` has made may still pass.
+        // The last segments of the connections that `serve` has opened may still pass.
         let settled = || {
             let before = count();
             thread::sleep(Duration::from_millis(300));
@@ -148,8 +148,9 @@ fn dsr_backends_on_other_nodes_receive_the_client_address_and_reply_directly() {
             &[LoadBalancer, NodePort(2)],
             Expect::Answer(&["pod3", "pod6"], Seen::Client),
         );
-        // No reply passes node 1: the flows have no entry for replies. (A server that gets a CPU late may still close a
-        // connection of `serve`; each connection of a client would have several replies.)
+        // No reply passes node 1: the flows have no entry for replies. (The limit below tolerates two packets, because
+        // a server that gets a CPU late may still close a connection of `serve`. If replies passed node 1, each
+        // connection of a client would add several packets.)
         for service in ["service1", "service2"] {
             let flows = nodes.json(1, &["conntrack", "list", "--service", service]);
             let flows = flows.as_array().unwrap();
@@ -294,9 +295,9 @@ fn tunnel_mtu_is_reported_to_clients() {
     }
 }
 
-/// Node 1 answers through a device without checksum offload, so the kernel computes the checksums that are left to the
-/// device: that of a packet which was split or merged, and that of a datagram from a socket. The node writes ICMP errors
-/// over such packets, and must not let the kernel write into their quotes.
+/// Node 1 answers through a device without checksum offload, so the kernel completes checksums that are otherwise left
+/// to the device: those of packets that were split or merged, and those of datagrams from sockets. The programs write
+/// an ICMP error in place of such a packet, and the kernel must not write the packet's checksum into the quote.
 #[test]
 fn icmp_errors_about_packets_without_checksum_are_valid() {
     let nodes = Nodes::alike(&["--north-south-mode", "dsr"], false);
@@ -335,7 +336,7 @@ fn path_mtu_errors_reach_dsr_backends() {
 }
 
 /// The path MTU between the nodes is smaller than the MTU of their devices. The router sends its ICMP error about a
-/// tunnelled packet to node 1, which must send one to the client.
+/// tunnelled packet to node 1, which must send an ICMP error to the client.
 #[test]
 fn path_mtu_between_nodes_reaches_dsr_clients() {
     for (tunnel, xdp, overheads) in [("ipip", "off", [20, 40]), ("gue", "native", [28, 48])] {
@@ -471,13 +472,13 @@ fn dsr_connections_begin_and_continue_while_the_flow_table_is_full() {
 #[test]
 fn forged_handshakes_with_dsr_hold_no_entry_for_long() {
     const ROOM: u32 = 400;
-    /// Number of forged handshakes: several times the number of entries of the flow table and its overflow. (A tunnelled
-    /// flow has one entry.)
+    /// Number of forged handshakes: several times the number of entries of the flow table and its overflow. (A
+    /// tunnelled flow has one entry.)
     const FLOOD: u32 = 20 * ROOM;
     /// Number of handshakes whose SYNs are sent before their ACKs.
     const WAVE: u32 = 50;
-    /// How long to wait for room: entries of established one-way flows can be evicted after 10 s without a packet; this
-    /// is twice that, for slow machines.
+    /// How long to wait for room. Entries of established one-way flows can be evicted after 10 s without a packet. The
+    /// limit is twice as long, for slow machines.
     const RECOVERY: Duration = Duration::from_secs(20);
     let dsr = [&["--north-south-mode", "dsr"][..], &PEERS, &CLUSTER_CIDR].concat();
     let wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
@@ -485,8 +486,8 @@ fn forged_handshakes_with_dsr_hold_no_entry_for_long() {
     lan.start_agent(1, &[&dsr[..], &["--max-connections", &ROOM.to_string()]].concat());
     lan.start_agent(2, &dsr);
     lan.apply(&[lan.service(1, &["pod3"])]);
-    // Without these routes, the router would send ICMP errors about the backend's answers to node 1, which counts an
-    // error as `tunnelled`.
+    // Without these routes, the router would send ICMP errors about the backend's answers to node 1, and node 1 counts
+    // such an error as `tunnelled`.
     route_forged(lan.cluster.router.as_ref().unwrap());
     let (client, to) = (lan.netns("client"), LoadBalancer.of(1, (Protocol::Tcp, 0)));
     for first in (0..FLOOD).step_by(WAVE as usize) {
@@ -516,8 +517,8 @@ fn tunnel_packets_from_other_senders_than_peers_are_refused() {
     assert_eq!(nodes.counted(3, "decapsulated"), 0);
 }
 
-/// Without an API server, the members that share load balancers' addresses are peers of each other. Each member is
-/// listed with its IPv4 address only, so `--dsr-peers` names the IPv6 addresses.
+/// Without an API server, the members that share the addresses of Services of type `LoadBalancer` are peers of each
+/// other. Each member is listed with its IPv4 address only, so `--dsr-peers` names the IPv6 addresses.
 #[test]
 fn members_that_announce_addresses_are_peers_without_a_flag() {
     let folder = std::env::temp_dir().join(format!("{}dsr", unique_prefix()));
@@ -564,7 +565,7 @@ fn dsr_connections_survive_agent_restarts_and_mode_changes() {
         nodes.check(&["client"], 1, &[LoadBalancer], Expect::Answer(&["pod5"], seen));
         connections.extend(open(&nodes));
     }
-    // After a backend is removed from the Service, its connections continue, and new ones go to another backend.
+    // After pod5 is removed from the Service, the connections to pod5 continue, and new connections go to pod6.
     nodes.serve(&[nodes.service(1, &["pod6"])]);
     for (connection, seen) in &mut connections {
         let answer = connection.ask().unwrap();

@@ -114,7 +114,7 @@ fn endpoint_that_answers_500_keeps_its_connections_and_gets_no_new_ones() {
     let bed = Bed::with_web(&PODS);
     let status = health_server(bed.netns("pod2"));
     let _healthy = health_server(bed.netns("pod3"));
-    // It takes five failures to make an endpoint unhealthy, so that a stall does not do that to pod3.
+    // It takes five failures to make an endpoint unhealthy, so a stall of the machine does not make pod3 unhealthy.
     let threshold = [("lb.dev/health-check-unhealthy-threshold", "5")];
     let check = format!("http://:{HEALTH}/healthz");
     bed.cluster.manifests.put(&checked(&bed, &check, &threshold)).unwrap();
@@ -129,7 +129,8 @@ fn endpoint_that_answers_500_keeps_its_connections_and_gets_no_new_ones() {
     for connection in &mut connections {
         assert_eq!(connection.ask().unwrap().server, "pod2");
     }
-    // A probe that comes late during a stall fails for another reason, until the next one succeeds.
+    // If the machine stalls, a probe may come late and fail for another reason. The report shows that reason until the
+    // next probe of the same endpoint.
     let fails_by_status = |one: &Value| one["reason"] == "status 500";
     wait_for_report(&bed, |report| {
         let mut failing = report["failing"].as_array().into_iter().flatten();
@@ -161,7 +162,7 @@ fn all_unhealthy_endpoints_are_used_unless_the_service_fails_closed() {
     }
 }
 
-/// Whether the file for the next agent has both addresses of pod2.
+/// Whether the file of unhealthy targets, which the next agent reads, contains both addresses of pod2.
 fn is_recorded(bed: &Bed) -> bool {
     let pins = fs::metadata(bed.cluster.bpffs(1).join("lb")).unwrap();
     let path = format!("/run/lb-agent/{:x}-{:x}.unhealthy", pins.dev(), pins.ino());
@@ -180,7 +181,7 @@ fn restarted_agent_sends_nothing_to_an_unhealthy_endpoint() {
     wait_for_report(&bed, |report| report["healthy"] == 4);
     status.store(500, Ordering::Relaxed);
     // Probes begin every 300 ms, so 100 good results take about 30 s, longer than the test runs. It takes ten failures
-    // to make an endpoint unhealthy, so that a stall does not do that to pod3.
+    // to make an endpoint unhealthy, so a stall of the machine does not make pod3 unhealthy.
     let slow =
         [("lb.dev/health-check-healthy-threshold", "100"), ("lb.dev/health-check-unhealthy-threshold", "10")];
     bed.cluster.manifests.put(&checked(&bed, &check, &slow)).unwrap();
@@ -188,9 +189,9 @@ fn restarted_agent_sends_nothing_to_an_unhealthy_endpoint() {
     let before = wait_for_report(&bed, |report| report["unhealthy"] == 2);
     wait_for(PATIENCE, || is_recorded(&bed).then_some(())).expect("the agent writes the unhealthy targets");
     bed.agent.take().unwrap().kill().unwrap();
-    // The endpoint would be healthy at once if the next agent did not read the file, or did not recognise the target
-    // because of another timing. Probes have a long timeout now: the new agent knows nothing of pod3, so a single late
-    // answer would make pod3 unhealthy.
+    // pod2 would be healthy at once if the next agent did not read the file, or if it did not recognise the targets
+    // because their timing has changed. The file does not list pod3, so a single late answer to the new agent would
+    // make pod3 unhealthy. The timeout of probes is therefore long now.
     status.store(200, Ordering::Relaxed);
     let slower = [
         ("lb.dev/health-check", &*check),
@@ -211,7 +212,7 @@ fn restarted_agent_sends_nothing_to_an_unhealthy_endpoint() {
     assert_eq!(since(&after), since(&before));
 }
 
-/// The next probe would begin after half a minute at the earliest; a client's unanswered SYNs cause an earlier one.
+/// The next probe would begin after half a minute at the earliest; a client's unanswered SYNs cause an earlier probe.
 #[test]
 fn unanswered_connections_bring_a_probe_forward() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);

@@ -31,8 +31,8 @@ pub(crate) enum Forged {
 /// The guessed acknowledgement number. Backends choose random sequence numbers, so the guess is almost never right.
 const GUESS: u32 = 0x4000_0000;
 
-/// Sends `count` SYNs from `netns` to an address, each from another forged source: those with the numbers from `first`
-/// on.
+/// Sends `count` SYNs from `netns` to an address, each from a different forged source. The numbers of the sources begin
+/// with `first`.
 pub(crate) fn syns(netns: &Netns, to: SocketAddr, first: u32, count: u32) -> io::Result<()> {
     forge(netns, to, first..first + count, Forged::Syn)
 }

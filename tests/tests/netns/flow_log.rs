@@ -165,7 +165,8 @@ fn reset(connection: Connection) {
     setsockopt(connection.stream(), Linger, &linger).unwrap();
 }
 
-/// Makes connections of each kind; returns the value of `end` that the log should have for each, by the client.
+/// Opens connections of each kind. Returns, for the address of each client socket, the value of `end` that the log
+/// should have.
 fn connections(bed: &Bed) -> BTreeMap<SocketAddr, &'static str> {
     let client = &bed.cluster.client;
     let mut expected = BTreeMap::new();
@@ -258,7 +259,8 @@ fn assert_verdicts(lan: &Lan, connections: &[Expected]) {
             expected.insert((local.ip().to_string(), local.port()), *verdict);
         }
     }
-    // The log also has lines of the connections that `Lan::apply` makes to its marker Service; `found` leaves them out.
+    // The log also has lines of the connections that `Lan::apply` opens to the marker Service; `found` leaves these
+    // lines out.
     let mut sent: BTreeMap<&str, u64> = BTreeMap::new();
     let found = wait_for(SOON * 2, || {
         sent.clear();
@@ -314,8 +316,8 @@ fn verdict_is_the_outcome_of_the_packets() {
     }
 }
 
-/// Opens connections to `shop`, whose access log is set to `logged`, and to these addresses. Asserts that the log has
-/// `count` connections, all of them to `service`.
+/// Sets the access log annotation of `shop` to `logged`, and opens connections to `shop` and to these addresses.
+/// Asserts that the log has `count` connections, all of them to `service`.
 fn assert_logged(arguments: &[&str], logged: &str, vips: &[IpAddr], service: &str, count: usize) {
     let bed = bed(&["pod1"], arguments);
     let mut shop = bed.service("shop", SHOP, &["pod1"]);
@@ -338,7 +340,8 @@ fn annotation_selects_services() {
 
 #[test]
 fn annotation_excludes_a_service() {
-    // The connections to `web` end last, so the log would have those to `shop` before them.
+    // The connections to `web` end last, so if the agent logged the connection to `shop`, the log would already have
+    // the line of that connection.
     assert_logged(&[], "false", &[SHOP[1], WEB[0], WEB[1]], "web", 2);
 }
 
@@ -410,8 +413,8 @@ fn later_connections_of_an_affine_client_have_the_reason_affinity() {
     }
 }
 
-/// With `sh`, all connections of a client have one backend, so the scheduler chooses the silent one again, and only the
-/// retry leads to another.
+/// With `sh`, the scheduler chooses the same backend for all connections of a client, also after this backend has
+/// become silent. Only a retransmitted SYN goes to another backend.
 #[test]
 fn connection_that_a_silent_backend_leaves_unanswered_has_the_reason_retry() {
     const PODS: [&str; 2] = ["pod1", "pod2"];
@@ -545,7 +548,7 @@ fn open_connection_has_a_line_for_each_interval() {
 
 /// A cluster with the Services `web` and `shop`. The agent's `--flow-log-interval` is `interval`, in seconds; an
 /// annotation gives `shop` an interval of five minutes. The agent's clock, but not the clock of the programs, is
-/// `ahead` seconds ahead, so connections seem older by that time.
+/// `ahead` seconds ahead. So to the agent, each connection seems `ahead` seconds older.
 fn bed_with_interval_of_shop(interval: &str, ahead: u32) -> Bed {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
     let mut shop = bed.service("shop", SHOP, &["pod1"]);
@@ -565,7 +568,7 @@ fn bed_with_interval_of_shop(interval: &str, ahead: u32) -> Bed {
 }
 
 /// Keeps a connection to `web` and one to `shop` busy until the log has this number of intermediate lines; returns
-/// them.
+/// these lines.
 fn intermediate(bed: &Bed, count: usize) -> Vec<Value> {
     let open = |vip| Connection::open(&bed.cluster.client, http(vip)).unwrap();
     let mut connections = [SHOP[0], WEB[0]].map(open);
@@ -601,15 +604,15 @@ fn emit_interval_makes_lines_of_a_service_more_frequent() {
     assert!(duration >= 300.0, "{open:#?}");
 }
 
-/// Opens a connection from [`PORT`] and resets it. Its line is written when the next connection takes its place in the
-/// flow table, not by a later GC pass.
+/// Opens a connection from [`PORT`] and resets it. The agent writes the line of this connection when the next
+/// connection from [`PORT`] replaces this connection's entry in the flow table, not in a later GC pass.
 fn connect_and_reset(bed: &Bed) {
     let mut connection = Connection::open_from_port(&bed.cluster.client, PORT, http(WEB[0])).unwrap();
     connection.ask().unwrap();
     reset(connection);
 }
 
-/// Sends SIGHUP to the agent and waits until a thread of it has taken the signal.
+/// Sends SIGHUP to the agent and waits until one of the agent's threads has taken the signal.
 fn hang_up(agent: &Agent) {
     agent.signal(Signal::SIGHUP).unwrap();
     let pid = agent.pid();
@@ -622,7 +625,8 @@ fn hang_up(agent: &Agent) {
     wait_for(SOON, is_taken).unwrap();
 }
 
-/// Without SIGHUP, the agent notices within a second that its file has another name; until then it writes to that file.
+/// Without SIGHUP, the agent notices within a second that its file has been renamed; until then it writes to the
+/// renamed file.
 #[test]
 fn sighup_after_a_rename_moves_the_next_line_to_a_new_file() {
     const ROUNDS: u32 = 6;
@@ -670,7 +674,8 @@ fn unix_socket_gets_the_lines_also_after_the_reader_restarts() {
     bed.start_agent_with(&["--flow-log", &format!("unix:{}", path.display())]);
     for _ in 0..2 {
         let ask = || Connection::open(&bed.cluster.client, http(WEB[0])).unwrap().ask().unwrap().local.port();
-        // Each try opens a connection: the agent notices the end of its reader only when it writes.
+        // Each attempt opens a connection: the agent notices that the socket's reader has gone only when the agent
+        // writes a line.
         let mut ports = Vec::new();
         let reader = wait_for(SOON * 2, || {
             ports.push(ask());

@@ -135,7 +135,7 @@ fn busy_health_check_port_is_logged_once_and_served_when_freed() {
     wait_for(PROMPTLY, || (said() == 2).then_some(())).unwrap_or_else(|| panic!("{}", agent.log()));
     assert!(agent.log().contains("Address already in use"), "{}", agent.log());
     assert_eq!(metric(&bed, "lb_health_check_servers_failed"), 2.0);
-    // Waits longer than the pause before the second attempt, which must log nothing.
+    // Waits longer than the pause after the first attempt: the second attempt must log nothing.
     std::thread::sleep(Duration::from_millis(1_500));
     assert_eq!(said(), 2, "once for each family");
     drop(taken);
@@ -209,7 +209,8 @@ fn agent_is_not_ready_while_another_process_answers_at_its_health_port() {
     assert_not_ready(&bed, &["no agent", "start it"]);
 }
 
-/// Prometheus cannot see this: kube-proxy answers in place of the agent.
+/// Prometheus cannot detect that another process has the port: here kube-proxy answers the requests in place of the
+/// agent.
 #[test]
 fn status_names_a_metrics_port_that_another_process_has() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);

@@ -56,8 +56,9 @@ impl Twins {
         [0, 1].map(|family| Self { ours: ours[family], ipvs: ipvs[family] })
     }
 
-    /// Runs the same requests against both, each time from ports that the client has not used yet. So neither system
-    /// has to change the source port, and IPVS cannot mistake the agent's replies for those of its own connections.
+    /// Runs the same requests against both virtual servers, each time from ports that the client has not used yet. So
+    /// neither system has to change the source port, and IPVS cannot mistake replies of the agent's connections for
+    /// replies of its own.
     fn each<T>(&self, bed: &Bed, ask: impl Fn(IpAddr) -> T) -> [(&'static str, T); 2] {
         [("ours", self.ours), ("IPVS", self.ipvs)].map(|(whose, vip)| {
             use_other_ports(bed);
@@ -178,7 +179,7 @@ fn by_port(bed: &Bed, vip: IpAddr) -> Vec<String> {
 }
 
 /// Deletes the agent's flows and waits until those of IPVS expire. Otherwise a client port that reaches one backend
-/// through two virtual addresses would collide with its earlier flow: the replies of both have the same tuple.
+/// through two virtual addresses would collide with its earlier flow: the replies of both flows have the same tuple.
 fn forget_flows(bed: &Bed) {
     bed.agent.as_ref().unwrap().ask(&["conntrack", "flush"]).unwrap();
     // The UDP timeout of IPVS is one second, see `--set` below.

@@ -243,10 +243,11 @@ impl Lan {
         }
     }
 
-    /// Waits until the agents have written all files to the kernel. An agent never reads a later file before an earlier
-    /// one, so a visible effect of the marker file shows that the agent has read the other files in the same round of
-    /// changes, or in an earlier one. That round may still be in progress; the agent writes one round after the other,
-    /// so the effect of a second marker file, written after the first one is visible, shows the end of the round.
+    /// Waits until the agents have written all files to the kernel. An agent never reads a file before one that was
+    /// written earlier. So once a change of the marker file is visible, the agent has read the other files, in the same
+    /// round of changes or in an earlier one. But the round with the marker file may still be in progress. The agent
+    /// writes one round after the other, so this function changes the marker file a second time: when the second change
+    /// is visible, the round with the first change has ended.
     pub(crate) fn settle(&self) {
         self.pass_marker();
         self.pass_marker();

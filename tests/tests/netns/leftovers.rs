@@ -60,7 +60,7 @@ impl Snapshot {
     }
 }
 
-/// All readable sysctls, except a counter, lists of loaded modules, and those of the device pod1.
+/// All readable sysctls, with three exceptions: a counter, lists of loaded modules, and the sysctls of the device pod1.
 fn sysctls(folder: &Path) -> BTreeMap<PathBuf, String> {
     let mut values = BTreeMap::new();
     for path in fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path()) {

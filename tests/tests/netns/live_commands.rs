@@ -85,8 +85,8 @@ impl Piped {
         Self(command.stdout(Stdio::piped()).spawn().unwrap())
     }
 
-    /// The first line of its output; calls `again` until the line arrives. Kills the process if no line arrives
-    /// within `LIMIT`.
+    /// The first line of the monitor's output; calls `again` until the line arrives. Kills the process if no line
+    /// arrives within `LIMIT`.
     fn first(&mut self, again: impl Fn() + Sync) -> Value {
         let stdout = self.0.stdout.take().unwrap();
         let done = std::sync::atomic::AtomicBool::new(false);
@@ -200,7 +200,8 @@ fn top_counts_connections_that_end_within_a_long_interval() {
     let services = page.as_array().unwrap();
     let web = services.iter().find(|service| service["name"] == "default/web:http/TCP").unwrap();
     let begun = web["newFlows"].as_f64().unwrap() * f64::from(SECONDS);
-    // Those that begin before the first walk, or after the last walk before the flush, do not count.
+    // Connections that begin before the first walk through the flow table, or after the last walk before the flush, do
+    // not count.
     assert!(begun > 4.0, "about 10 of 16 connections count: {web:#}");
 }
 

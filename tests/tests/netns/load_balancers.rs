@@ -32,7 +32,8 @@ fn service_is_served_only_at_the_addresses_of_its_type() {
     let mut external_only = lan.service(2, &["pod3"]);
     external_only.ports.iter_mut().for_each(|port| port.node_port = None);
     external_only.exposure = Exposure { external_ips: external(102).to_vec(), ..Exposure::default() };
-    // A load balancer in proxy mode: packets to its address go to the load balancer, including those from pods.
+    // A Service with `ipMode: Proxy`: packets to its load balancer address go to the load balancer, even those from
+    // pods.
     let mut proxied = lan.service(3, &["pod3"]);
     proxied.exposure.proxied = true;
     lan.apply(&[bare, external_only, proxied]);
@@ -92,7 +93,8 @@ fn source_ranges_filter_only_clients_of_load_balancer_addresses() {
     lan.check(&["client", "client2", "pod1"], 1, &[LoadBalancer], FROM_NODE1);
 }
 
-/// The pool has one address of each family: those at which `lan.check` expects the load balancer of service 1.
+/// The pool has one address of each family: the two load balancer addresses to which `lan.check` sends requests for
+/// service 1.
 #[test]
 fn load_balancer_gets_its_address_from_a_pool_and_keeps_it_over_a_restart() {
     let mut lan = Lan::with(&[]);
@@ -116,7 +118,7 @@ fn load_balancer_gets_its_address_from_a_pool_and_keeps_it_over_a_restart() {
     let status = String::from_utf8(status.stdout).unwrap();
     assert!(status.contains("service2") && status.contains("no free address (IPv4 and IPv6)"), "{status}");
 
-    // Service 1 keeps its address over a restart, although service 2 still waits for one.
+    // Service 1 keeps its address over a restart, although service 2 still waits for an address.
     lan.agents[0].take().unwrap().kill().unwrap();
     lan.cluster.manifests.put(&lan.service(0, &["pod3"])).unwrap();
     lan.start_agent(1, &[]);
@@ -166,8 +168,9 @@ fn service_type_and_node_port_follow_edits() {
     lan.check(&["pod1", "client"], 1, &FRONTENDS[..1], Expect::Silence);
 }
 
-/// Load balancers without their own addresses use those of nodes. The source of a connection of the node, or of one
-/// that netfilter masquerades, may then be the address and port of a Service.
+/// Some load balancer implementations have no addresses of their own: they give Services the addresses of nodes. The
+/// source of a connection of the node, or of one that netfilter masquerades, may then be the address and port of a
+/// Service.
 #[test]
 fn node_connections_from_a_service_port_are_left_untouched() {
     const PORT: u16 = 40_443;

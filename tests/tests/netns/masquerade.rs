@@ -137,7 +137,8 @@ fn udp_flow_changes_to_another_masquerade_address_when_its_own_is_removed() {
     }
 }
 
-/// The agent reads the list of addresses only when the address is gone again: that list is the same as before.
+/// The agent is stopped while the node has the additional address. The agent reads the node's addresses only after the
+/// removal, so it finds the same list as before.
 #[test]
 fn udp_flow_changes_to_another_masquerade_address_although_no_list_has_shown_its_own() {
     let lan = Lan::with(&[]);
@@ -147,8 +148,9 @@ fn udp_flow_changes_to_another_masquerade_address_although_no_list_has_shown_its
     lose_masquerade_address(&lan, || agent.signal(Signal::SIGCONT).unwrap());
 }
 
-/// Gives node 1 an address that masquerades a UDP flow of each family, and removes it again. Then calls `removed`, and
-/// asserts that the clients get answers to packets from another address of the node.
+/// Gives node 1 an additional address of each family, opens UDP flows that are masqueraded with these addresses, and
+/// removes the addresses again. Then calls `removed`, and asserts that the backend receives later datagrams of these
+/// flows from another address of the node.
 fn lose_masquerade_address(lan: &Lan, removed: impl FnOnce()) {
     let node = lan.cluster.node(1);
     let route = |source4: &str, source6: &str| {

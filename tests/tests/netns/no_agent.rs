@@ -115,8 +115,8 @@ fn pod_that_starts_without_an_agent_reaches_every_kind_of_backend() {
     }
 }
 
-/// If an agent is killed before the catch device has its programs, no route leads to that device: without programs it
-/// would drop packets that the `unreachable` routes answer with an error.
+/// If an agent is killed before the catch device has its programs, no route leads to the device. Without programs the
+/// device would drop packets that the `unreachable` routes answer with an error.
 #[test]
 fn routes_lead_to_the_catch_device_only_once_it_has_programs() {
     if skip::is_older_than(6, 6) {
@@ -126,7 +126,8 @@ fn routes_lead_to_the_catch_device_only_once_it_has_programs() {
     bed.start_agent_with(&RANGES);
     wait_for(PATIENCE, || caught_networks(&bed).eq(&2).then_some(())).unwrap();
     bed.agent.take().unwrap().kill().unwrap();
-    // The next agent cannot pin a link where a folder is.
+    // Replaces the catch device by one with a known index. A folder at the path where the next agent pins a link makes
+    // the pinning fail.
     let node = &bed.cluster.node1;
     node.ip("link delete lb-catch\nlink add lb-catch index 4242 type bridge").unwrap();
     let pin = bed.cluster.bpffs(1).join(format!("lb/v{LAYOUT_VERSION}/links/4242-egress"));
@@ -226,9 +227,9 @@ fn earlier_flows(bed: &Bed, client: SocketAddr, vip: SocketAddr) -> u16 {
     pinned.conntrack().table().get(&key).unwrap().unwrap().generation()
 }
 
-/// The next connection from a port reuses the entries of the ended one. The new flow begins at the ingress hook of the
-/// catch device, when the SYN enters the node again through that device. (A flow that began at the egress hook would
-/// take a source port, and be replaced at once.)
+/// The next connection from a port reuses the entries of the ended connection. The new flow begins at the ingress hook
+/// of the catch device, when the SYN enters the node again through that device. (A flow that began at the egress hook
+/// would take a source port, and be replaced at once.)
 #[test]
 fn client_port_can_be_reused_after_a_caught_connection() {
     const PORT: u16 = 40_001;

@@ -363,7 +363,8 @@ fn watch_of_ipsec_policies_survives_an_overflow() {
     assert_eq!(seen.unwrap(), [true, true]);
 }
 
-/// The kernel looks up the policy while a reply has the address of its pod, so the reply would leave in clear text.
+/// The kernel looks up the policy while the source of a reply is still the address of its pod, so the reply would leave
+/// in clear text.
 #[test]
 fn no_reply_bypasses_an_ipsec_policy_for_its_virtual_address() {
     let bed = Bed::with_web(&["pod2"]);

@@ -20,7 +20,7 @@ use crate::lan::{
     Lan, Observation, Protocol, Seen, external, names, node_addresses, node_port, probe,
 };
 
-/// Service 1 has a backend on node 1, service 2 one on node 2, service 3 backends on both.
+/// Service 1 has a backend on node 1, service 2 has one on node 2, and service 3 has backends on both nodes.
 fn lan(wiring: Wiring) -> Lan {
     let lan = Lan::wired(wiring, &[]);
     let services = [(1, &["pod2"][..]), (2, &["pod3"]), (3, &["pod1", "pod2", "pod3", "pod4"])];
@@ -212,8 +212,8 @@ fn pod_reaches_itself_through_every_kind_of_address() {
 #[test]
 fn services_share_a_backend_and_protocols_share_a_port() {
     let lan = lan(POINT_TO_POINT);
-    // Service 2 already has the backend pod3. Adds service 4 with the same backend, and service 5, whose TCP and UDP
-    // ports also have the same number.
+    // Service 2 already has the backend pod3. Adds services 4 and 5 with the same backend. In addition, the TCP and the
+    // UDP port of service 5 have the same number.
     let mut shared = lan.service(5, &["pod3"]);
     for port in &mut shared.ports {
         port.port = 7;
@@ -321,7 +321,8 @@ fn path_mtu_discovery_works_through_the_masquerade_in_both_directions() {
         assert_eq!(echo(&socket, pattern::at(0, 1_300)).unwrap().server, "pod3");
 
         narrow(lan.cluster.router.as_ref().unwrap(), client, "eth0");
-        // The client has no cached MTU for this address yet; with a small one it would announce a small MSS.
+        // The client has no cached MTU for this address yet; with a small cached MTU, the client would announce a small
+        // MSS.
         let mut connection = Connection::open(lan.netns("client"), at(ExternalIp, Protocol::Tcp)).unwrap();
         assert_eq!(connection.download(4 << 20).unwrap(), "pod3");
         let node1 = SocketAddr::new(lan.source(1, "pod3", client), 1);

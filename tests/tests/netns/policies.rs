@@ -194,7 +194,7 @@ fn clients_get_endpoints_of_the_zone_that_the_flag_names() {
         assert_eq!(lan.servers(source, 3, ClusterIp), names(&pods), "{source}, without either");
     }
     assert_eq!(lan.servers("client", 2, LoadBalancer), names(&["pod2"]));
-    // No endpoint of the zone is ready: those of the other zone serve.
+    // No endpoint in the agent's zone is ready, so the endpoints in the other zone serve.
     lan.apply(&[unready(preferring, &["pod2"])]);
     assert_eq!(lan.servers("pod4", 2, ClusterIp), names(&["pod1", "pod3"]));
 }

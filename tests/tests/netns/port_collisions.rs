@@ -1,4 +1,4 @@
-//! Sockets of the node, and masqueraded and hairpin flows to the same endpoint, never share a source port at the node's
+//! A socket of the node and a masqueraded or hairpin flow to the same endpoint never share a source port at the node's
 //! address, whichever begins first.
 
 use std::{

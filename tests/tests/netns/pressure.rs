@@ -136,7 +136,7 @@ fn too_many(bed: &Bed, ports: usize) -> Service {
     Service { ports, ..bed.service("a-many", vips(21), &["pod2"]) }
 }
 
-/// The names of both services sort before `web`, so that a plan handles them first.
+/// The names of the services that do not fit sort before `web`, so the agent handles these services first.
 #[test]
 fn services_beyond_the_capacity_wait_and_delay_no_others() {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &PODS);
@@ -161,7 +161,7 @@ fn services_beyond_the_capacity_wait_and_delay_no_others() {
         traffic.progresses().unwrap();
     }
 
-    // A Service that did not fit is served once it needs less room and others have freed some.
+    // The agent serves a Service that did not fit once this Service needs less room and another Service is removed.
     bed.cluster.manifests.remove("a-big").unwrap();
     bed.cluster.manifests.put(&too_many(&bed, 4)).unwrap();
     let still_short = wait_for(client::PATIENCE, || shortage(&bed, "BACKENDS").is_none().then_some(()));

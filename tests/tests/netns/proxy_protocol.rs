@@ -100,7 +100,7 @@ fn named(stream: &TcpStream, reader: &mut impl BufRead, vip: SocketAddr) -> (Str
     (line.trim_end().to_owned(), format!("{} {vip}", stream.local_addr().unwrap()))
 }
 
-/// Sends `bytes` bytes and closes that direction; expects the same bytes back, and then the end of the stream.
+/// Sends `bytes` bytes and closes the sending direction; expects the same bytes back, and then the end of the stream.
 fn transfer(stream: &TcpStream, reader: &mut impl BufRead, bytes: usize) {
     let sent: Vec<u8> = (0..=250).cycle().take(bytes).collect();
     let mut received = Vec::new();

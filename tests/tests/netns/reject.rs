@@ -44,7 +44,8 @@ fn service_with_only_unready_endpoints_rejects_clients() {
     bed.cluster.manifests.put(&service).unwrap();
     let refused = || ask_http(&bed.cluster.client, http(WEB[0])).is_err().then_some(());
     lb_tests::wait_for(Duration::from_secs(1), refused).unwrap();
-    // The agent changes all frontends of the Service in the same plan, so the others reject clients as well.
+    // The agent changes all frontends of the Service in the same plan. So once one frontend rejects clients, the others
+    // do as well.
     assert_rejected(&bed, "client");
 }
 

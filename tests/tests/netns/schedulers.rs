@@ -58,7 +58,7 @@ impl Held {
         Self(Vec::new())
     }
 
-    /// Opens more connections and returns the shares of the pods in these.
+    /// Opens more connections and returns the shares of the pods in these new connections.
     pub(crate) fn more(&mut self, client: &Netns, vip: IpAddr, count: usize) -> [u32; 3] {
         let before = self.0.len();
         for _ in 0..count {
@@ -152,7 +152,7 @@ fn connections_of_the_node_processes_count_as_those_of_clients() {
         let (node, client) = (bed.cluster.node1.clone(), bed.cluster.client.clone());
         let (mut own, mut others) = (Held::none(), Held::none());
         assert_eq!(own.more(&node, vip, 6), [2, 2, 2], "{vip}");
-        // The client's connections go where the node has closed its own ones, and the other way round.
+        // The client's connections go to the pod whose connections from the node have ended, and the other way round.
         own.end(&node, "pod2");
         assert_eq!(others.more(&client, vip, 2), [0, 2, 0], "{vip}");
         others.end(&client, "pod2");
@@ -219,12 +219,12 @@ fn reconnected_udp_socket_counts_once() {
             sockets.iter().for_each(|socket| socket.connect(udp(vip)).unwrap());
             assert_eq!(answered(&sockets), [1, 1, 1], "{vip}");
         }
-        // Sockets that are connected to no service no longer count: of three other sockets, each gets another backend.
+        // Sockets that are connected to no service no longer count: three other sockets get one backend each.
         let nowhere: SocketAddr = nowhere.parse().unwrap();
         sockets.iter().for_each(|socket| drop(socket.connect(nowhere)));
         assert_eq!(answered(&three()), [1, 1, 1], "{vip}");
-        // Once all are closed, the map contains none of them. A child that another test forks has copies of the sockets
-        // until it executes its program, so the kernel may release them a little later.
+        // Once all sockets are closed, the map contains none of them. A child process that another test forks holds the
+        // same sockets until it executes its program, so the kernel may release them a little later.
         drop(sockets);
         let path = bed.cluster.bpffs(1).join(format!("lb/v{}/CONNECTED_SOCKETS", lb_common::LAYOUT_VERSION));
         let dump =

@@ -36,10 +36,11 @@ static PORTS: PortsInTurn = PortsInTurn::new(CLIENT_PORTS);
 const GROWTH: u64 = 8 << 20;
 /// The maps of flows.
 const FLOWS: [&str; 2] = ["FLOWS", "CONNTRACK"];
-/// Bytes that the index of a garbage collection may take for each entry of the flow table: 40 for key and value and a
-/// control byte, twice that because the hash table may be half empty, and half of that again while it grows. The heap
-/// keeps the memory. An agent that started shortly before the middle of the test may have run no garbage collection by
-/// then.
+/// Upper bound, in bytes, of the memory that the index of a garbage collection takes for each entry of the flow table.
+/// Key and value have 40 bytes, and each entry has a control byte. The hash table may be half empty, which doubles its
+/// size. While the table grows, the previous table, which is half as large, exists as well. The heap keeps the memory.
+/// An agent that started shortly before the middle of the test may have run its first garbage collection after the
+/// middle.
 const GC_INDEX: u64 = 128;
 
 /// The number in an environment variable, or `default` if it is not set or not a number.

@@ -160,8 +160,8 @@ fn without_socket(netns: &Netns) -> u64 {
     [false, true].map(|is_ipv6| snmp::counter(netns, is_ipv6, "Udp", "NoPorts").unwrap()).iter().sum()
 }
 
-/// Prints who has refused datagrams: the programs, or the kernel of a pod. (In `pod1`, a reply to a client that has closed
-/// its socket counts as well.)
+/// Prints who has refused datagrams: the programs, or the kernel of a pod. (In `pod1`, a reply to a client that has
+/// closed its socket counts as well.)
 fn show_refusals(bed: &Bed) {
     let by_programs = agent::counted(&bed.cluster.node1, &bed.cluster.bpffs(1), "reject_udp").unwrap();
     let by_pods = PODS.map(|pod| (pod, without_socket(bed.netns(pod))));

@@ -244,7 +244,7 @@ fn denied_pods_reach_no_service_through_their_sockets() {
     assert!(outcome(&bed, "source_not_allowed") >= 2);
 }
 
-/// Packets with this outcome, from `status`.
+/// Number of packets with this outcome, from `status`.
 pub(crate) fn outcome(bed: &Bed, name: &str) -> u64 {
     let outcomes = &bed.status()["outcomes"];
     let entry = outcomes.as_array().unwrap().iter().find(|entry| entry["outcome"] == name).unwrap();

@@ -30,8 +30,8 @@ impl Supervisor {
         Self { socket, address: path.display().to_string() }
     }
 
-    /// Starts node1's agent as a service of this supervisor, with the capabilities of the unit. Returns before it is
-    /// ready.
+    /// Starts node1's agent as a service of this supervisor, with the capabilities of the unit. Returns before the
+    /// agent is ready.
     fn start(&self, bed: &Bed) -> Agent {
         let variables = [format!("NOTIFY_SOCKET={}", self.address), format!("WATCHDOG_USEC={WATCHDOG}")];
         let bounds = format!("--bounding-set=-all{}", capabilities());
@@ -76,7 +76,7 @@ fn agent_is_ready_once_its_services_answer_and_says_when_it_stops() {
     let supervisor = Supervisor::new(&bed);
     let agent = supervisor.start(&bed);
     assert_eq!(supervisor.next().unwrap(), "READY=1");
-    // One attempt each, and one SYN from outside: an agent that reports too early fails here.
+    // Each client makes one attempt, and the external client sends one SYN: an agent that reports too early fails here.
     for vip in WEB {
         ask_http_by_first_syn(&client, http(vip)).unwrap();
         ask_http(bed.netns("pod1"), http(vip)).unwrap();

@@ -121,7 +121,7 @@ fn connections_survive_the_death_and_the_return_of_a_node_behind_ecmp() {
     let mut site = site(Announcement::None, &MAGLEV_AND_DSR);
     let transfers = far_downloads(&site, count());
     let paths = Paths::of(&site);
-    // As with BFD: packets are lost until the failure is detected, then the router no longer uses the dead node.
+    // Imitates BFD: packets are lost until the router has detected the failure and no longer uses the dead node.
     site.kill(3).unwrap();
     sleep(Duration::from_millis(300));
     site.cluster.spread_services_over(&[1, 2]).unwrap();

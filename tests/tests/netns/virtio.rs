@@ -22,9 +22,9 @@ use crate::lan::{
 };
 
 const WIRING: Wiring = Wiring { link: ClientLink::Lan, pods: PodLink::PointToPoint, strict: true };
-/// Bytes of a datagram that fills several receive buffers of a card, and fits into its MTU.
+/// Size in bytes of a datagram that fills several receive buffers of a card, and fits into the card's MTU.
 const LARGE: usize = 8_500;
-/// Bytes of each transfer: more than a hundred frames of the MTU.
+/// Size of each transfer in bytes: more than a hundred frames of the MTU.
 const TRANSFER: u64 = 1 << 20;
 
 /// A LAN whose node 1 has a virtio card and an agent with `arguments` and native XDP.

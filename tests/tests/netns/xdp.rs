@@ -208,9 +208,10 @@ fn becomes(lan: &Lan, native: bool) {
 /// lb-agent/src/daemon/devices.rs.
 const ROUTINE: Duration = Duration::from_secs(30);
 
-/// Asserts that the agent follows the far end of node 1's veth because of the kernel's events. Each change comes right
-/// after the agent has followed the one before, so a routine check would notice it [`ROUTINE`] after that. It suffices if
-/// one change in each direction is followed earlier: on a slow machine, a single one may take as long as a routine check.
+/// Asserts that the kernel's events make the agent follow the far end of node 1's veth. The test makes each change
+/// right after the agent has followed the previous one. Without events, the agent would notice the change only at a
+/// routine check, [`ROUTINE`] later. It suffices that the agent follows one attachment and one detachment within
+/// [`ROUTINE`]: on a slow machine, a single change may take longer.
 fn assert_follows_events(lan: &Lan) {
     let router = lan.cluster.router.as_ref().unwrap();
     let mut end = load_passing_program();

@@ -7,8 +7,8 @@ use nix::libc;
 
 /// The current tick, as programs write it to entries.
 ///
-/// Read by a system call, because the vDSO's copy of this clock may lag behind the kernel's at the boundary of a tick:
-/// then it would differ from the tick of a program that runs at the same time.
+/// Read by a system call, because the vDSO's copy of this clock may lag behind the kernel's at the boundary of a tick.
+/// The result would then differ from the tick of a program that runs at the same time.
 pub(crate) fn tick() -> Tick {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel writes to `now`, which outlives the call.

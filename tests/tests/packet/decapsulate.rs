@@ -268,7 +268,7 @@ fn tunnelled_connection_is_picked_up_mid_flow_unless_by_a_rst() {
 }
 
 /// This node has tunnelled the connection to another node before. A packet that arrives in a tunnel never enters
-/// another one, so that no packet loops between nodes that disagree.
+/// another tunnel, so that no packet loops between nodes that choose different backends.
 #[test]
 fn decapsulated_packet_never_enters_another_tunnel() {
     super::wire::each_on_wires("tunnel to tunnel", |bed, family| {

@@ -67,7 +67,8 @@ fn either_copy_of_the_filter_has_every_mark() {
             bed.filter().zero(1 - copy);
             bed.send(Hook::Ingress, &request).passes(Forward, &request.clone().to(family.backend()));
             bed.send(Hook::Egress, &reply).passes(Reply, &reply.clone().from(family.vip()));
-            // A new flow adds its marks to both copies, so also to the zeroed one, which the next round uses.
+            // A new flow adds its marks to both copies of the filter, so also to the zeroed copy, which the next round
+            // uses.
             bed.clear_flows();
             open(bed, family);
         }

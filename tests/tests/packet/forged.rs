@@ -207,7 +207,7 @@ impl State {
         use Sender::{Backend, Client};
         match (self, sender, flags & !URG) {
             // Until the handshake is complete, the client's sequence numbers prove nothing. The programs only compare
-            // its acknowledgement numbers with what the backend has sent: `Flow::acknowledges_only_sent`.
+            // the client's acknowledgement numbers with what the backend has sent: `Flow::acknowledges_only_sent`.
             (Self::SynSent, Client, SYN | SYN_ACK | ACK | FIN_ACK) => &["numbers"],
             (Self::SynReceived, Client, SYN) => &["numbers"],
             (Self::SynReceived, Client, SYN_ACK | ACK) => &["numbers", "established"],
@@ -232,7 +232,8 @@ impl State {
         let allowed = match segment {
             _ if !segment.is_valid() => DROPPED,
             _ if segment.is_rst() => NOTHING,
-            // A backend repeats its SYN-ACK even if the SYN was forged, so its segments keep no half-open flow alive.
+            // A backend repeats its SYN-ACK even if the SYN was forged, so segments of a backend keep no half-open flow
+            // alive.
             _ if matches!((self, sender), (Self::SynSent | Self::SynReceived, Sender::Backend)) => NOTHING,
             _ => DEADLINE,
         };

@@ -82,8 +82,8 @@ fn fragments_of_interleaved_datagrams_are_distinguished() {
 /// device.
 #[test]
 fn early_fragments_are_held_until_the_first_one_arrives() {
-    // Not with CHECKSUM_COMPLETE: to send the held fragments, the program resizes the frame. The kernel then drops the
-    // sum over the frame, but the test run still verifies it.
+    // Runs without CHECKSUM_COMPLETE: to send the held fragments, the program resizes the frame. The kernel then drops
+    // the sum over the frame, but the test run still verifies it.
     each_on(&[Device::Ethernet, Device::Bare], "early fragments", |bed, family| {
         let (client, vip, backend) = (family.client(), family.vip(), family.backend());
         bed.service(vip, UDP, &[backend]);
@@ -119,8 +119,8 @@ fn early_fragments_wait_no_longer_than_2_seconds() {
     });
 }
 
-/// If a CPU is interrupted while others fill the whole ring, the place for its fragment already has a fragment with a
-/// newer ticket.
+/// If a CPU is interrupted while other CPUs fill the whole ring, the place for the fragment of the interrupted CPU
+/// already has a fragment with a newer ticket.
 #[test]
 fn fragment_with_an_older_ticket_replaces_no_newer_one() {
     each("interrupted CPU", |bed, family| {
@@ -136,8 +136,8 @@ fn fragment_with_an_older_ticket_replaces_no_newer_one() {
     });
 }
 
-/// Asserts that the programs drop the later fragments of a datagram whose first fragment does not pass, and hold none
-/// that arrives after it. `first` asserts what happens to the first fragment.
+/// Asserts that the programs drop the later fragments of a datagram whose first fragment does not pass, and hold no
+/// fragment that arrives after the first one. `first` asserts what happens to the first fragment.
 fn assert_all_dropped(bed: &mut Testbed, datagram: &Packet, first: impl Fn(Sent)) {
     let parts = fragments(datagram, 77, 128);
     first(bed.send(Hook::Ingress, &parts[0]));
@@ -154,7 +154,7 @@ fn assert_all_dropped(bed: &mut Testbed, datagram: &Packet, first: impl Fn(Sent)
 
 #[test]
 fn fragments_of_a_rejected_datagram_are_dropped() {
-    // Not with CHECKSUM_COMPLETE, as above: the program resizes the frame.
+    // Runs without CHECKSUM_COMPLETE, as above: the program resizes the frame.
     each_on(&[Device::Ethernet, Device::Bare], "rejected datagram", |bed, family| {
         let vip = family.empty_vip();
         bed.service(vip, UDP, &[]);

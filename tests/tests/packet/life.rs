@@ -284,13 +284,14 @@ fn syn_is_rejected_after_the_last_backend_is_removed() {
     });
 }
 
-/// The client has used the port through the VIP before. Now it connects to the pod's own address.
+/// The client has used its port for a connection through the VIP. Now it connects from the same port to the pod's own
+/// address.
 #[test]
 fn direct_connection_is_not_captured_by_an_ended_flow() {
     each("TCP, direct after VIP", |bed, family| {
         let tcp = Connection { family };
         tcp.open(bed);
-        // While that connection exists, the backend may repeat its SYN-ACK.
+        // While the connection through the VIP exists, the backend may repeat its SYN-ACK.
         tcp.reply(bed, &tcp.backend(5000, &[]).syn().ack(1001), Phase::Established);
         tcp.forward(bed, &tcp.client(1001, &[]).fin().ack(5001), Outcome::Forward, Phase::HalfClosed);
         tcp.reply(bed, &tcp.backend(5001, &[]).fin().ack(1002), Phase::TimeWait);
@@ -315,7 +316,7 @@ fn established_connection_keeps_a_removed_backend() {
     });
 }
 
-/// A forged or repeated SYN does not move a connection whose backend has left the Service, but lives.
+/// A forged or repeated SYN does not move a connection if its backend has left the Service but is still alive.
 #[test]
 fn syn_does_not_move_a_connection_from_a_removed_backend() {
     each("TCP, SYN of a connection, its backend gone", |bed, family| {
@@ -489,7 +490,7 @@ fn hairpin_at_a_node_port_takes_no_port_that_sockets_of_the_node_have() {
     }
 }
 
-/// A pod that reaches itself again and again needs no more ports than connections that are open.
+/// A pod that reaches itself again and again needs no more ports than it has open connections.
 #[test]
 fn hairpin_at_a_node_port_reuses_the_port_of_an_ended_connection() {
     each("hairpin at a node port with one port", |bed, family| {

@@ -27,7 +27,7 @@ use super::{
     xdp::{service, translated},
 };
 
-/// The MAC address to which the tests change that of the next hop.
+/// The new MAC address that the tests give the next hop.
 const MOVED: [u8; 6] = [0, 0, 0x5e, 0, 0x53, 9];
 
 /// Runs `ip` with these arguments.

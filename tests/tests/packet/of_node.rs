@@ -13,7 +13,8 @@ use super::{
     testbed::{Device, Hook, Testbed, UDP},
 };
 
-/// Begins the flow of a masqueraded client; returns its source at the node.
+/// Begins the flow of a masqueraded client; returns the address and port of the node that the backend sees as the
+/// flow's source.
 fn flow_of_client(bed: &mut Testbed, family: Family) -> SocketAddr {
     masqueraded(bed, family, UDP, 20_000);
     source_of(&there(bed, family, &Packet::udp(family.client(), family.vip(), b"?"), true))

@@ -240,8 +240,8 @@ fn lost_header_is_sent_again_with_each_empty_segment() {
 }
 
 /// The ACK of the handshake is lost before the node, or the client sends it with its first bytes. So the node receives
-/// no empty segment that could carry the header: the segment with the first bytes carries the header in their place,
-/// and they follow in a copy of the segment. The test itself sends the copy.
+/// no empty segment that could carry the header. The programs put the header in place of the first bytes, and the first
+/// bytes follow in a copy of their segment. The test itself sends the copy.
 #[test]
 fn first_bytes_give_way_to_the_header() {
     for finishes in [false, true] {
@@ -335,8 +335,8 @@ fn window_of_the_answer_has_room_for_the_header() {
     });
 }
 
-/// The backend accepts a RST only with the exact sequence number, which depends on whether it has received the header.
-/// The programs do not know that, so they shift the first RST, and not the next one.
+/// The backend accepts a RST only with the exact sequence number, which depends on whether the backend has received the
+/// header. The programs do not know whether it has, so they shift the first RST, and not the next one.
 #[test]
 fn reset_of_a_client_without_bytes_tries_both_numbers() {
     each_on(&RESIZED, "PROXY protocol, RST", |bed, family| {
@@ -401,7 +401,7 @@ fn refusal_of_a_client_with_a_small_sequence_number_stays_as_it_is() {
     });
 }
 
-/// The client has forgotten a connection without ending it, and uses its port again.
+/// The client has lost a connection without ending it, and uses the same port again.
 #[test]
 fn refusal_on_the_flow_of_an_earlier_connection_stays_as_it_is() {
     each("PROXY protocol, refused on an earlier flow", |bed, family| {

@@ -46,7 +46,7 @@ fn reset(family: Family, seq: u32) -> Packet {
     our_own(packet)
 }
 
-/// The port unreachable that the client gets, quoting `bytes` of its packet.
+/// The ICMP error "port unreachable" that the client gets. It quotes the first `bytes` bytes of the client's packet.
 fn unreachable(family: Family, packet: &Packet, bytes: usize) -> Packet {
     let kind = if family == Family::V4 { [3, 3] } else { [1, 4] };
     let (from, to) = (family.empty_vip().ip(), family.client().ip());
@@ -184,8 +184,8 @@ fn egress_rejects_nothing() {
     });
 }
 
-/// If a Service has `RESET_UNKNOWN`, the agent ends some of its connections: later segments of such a connection must
-/// not begin a new flow.
+/// The agent ends some connections of a Service with `RESET_UNKNOWN`: later segments of such a connection must not
+/// begin a new flow.
 #[test]
 fn segment_of_an_unknown_connection_is_reset_if_the_service_says_so() {
     each_on(&RESIZED, "unknown connection", |bed, family| {

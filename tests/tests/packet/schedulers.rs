@@ -94,7 +94,7 @@ fn mh_maps_a_tuple_to_the_same_backend_on_every_node() {
         let before = choices(bed, family, 100);
         assert_eq!(before, choices(bed, family, 100));
         assert!(shares(&before).len() > 15, "{before:?}");
-        // Simulates another node: its backends are in other slots, and it does not know the first one.
+        // Simulates another node, where the backends are in other slots and the first backend is missing.
         bed.service_with_scheduler(family.vip(), UDP, Scheduler::Maglev, &backends[1..]);
         let after = choices(bed, family, 100);
         let moved = before.iter().zip(&after).filter(|(was, is)| **was != 8001 && was != is).count();

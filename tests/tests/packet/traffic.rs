@@ -100,7 +100,7 @@ fn xdp_counts_as_tc_does() {
     });
 }
 
-/// A periodic reader of the entry must not miss packets of either connection.
+/// A periodic reader of the entry must see the packets of both connections.
 #[test]
 fn flow_that_replaces_another_continues_its_counts() {
     each("counted on", |bed, family| {

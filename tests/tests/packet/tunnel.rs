@@ -387,7 +387,8 @@ fn icmp_errors_about_replies_are_tunnelled_to_the_backend() {
     });
 }
 
-/// Type and code of a router's ICMP error, its MTU (0 if it has none), and type and code of what the client gets.
+/// Type and code of a router's ICMP error, its MTU (0 if it has none), and type and code of the ICMP error that the
+/// client gets.
 const ERRORS: [(Family, [u8; 2], u32, [u8; 2]); 6] = [
     (Family::V4, [3, 4], 1400, [3, 4]),
     (Family::V4, [3, 0], 0, [3, 1]),

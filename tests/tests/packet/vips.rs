@@ -38,7 +38,8 @@ fn unlisted(family: Family) -> std::net::SocketAddr {
     (family.vip().ip(), 81).into()
 }
 
-/// `lb-agent cleanup` begins with this, so that all hooks stop translating at once.
+/// Before `lb-agent cleanup` detaches the programs, it makes the filter pass all packets, so that all hooks stop
+/// translating at once.
 #[test]
 fn nothing_is_translated_or_rejected_once_the_filter_passes_all_packets() {
     each_ethernet("all packets pass", |bed, family| {

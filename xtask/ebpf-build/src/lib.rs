@@ -45,8 +45,8 @@ pub fn workspace_root() -> &'static Path {
 
 /// The target folder of the inner cargo, next to the outer cargo's profile folder (`target/debug`).
 ///
-/// A separate folder, because the outer cargo holds the lock of its own folder while a build script runs. All profiles
-/// and `cargo xtask` share it, so the object is compiled once.
+/// The folder is separate because the outer cargo holds the lock of its own folder while a build script runs. All
+/// profiles and `cargo xtask` share the folder of the inner cargo, so the object is compiled once.
 pub fn target_dir(profile_dir: &Path) -> PathBuf {
     profile_dir.parent().unwrap_or(profile_dir).join("ebpf")
 }

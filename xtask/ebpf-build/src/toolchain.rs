@@ -96,8 +96,8 @@ impl CoreLibrary {
     }
 }
 
-/// Finds a compiler for BPF: that of the toolchain in use, else that of another rustup toolchain, else the
-/// distribution's.
+/// Finds a compiler for BPF: the compiler of the toolchain in use, else of another rustup toolchain, else of the
+/// distribution.
 ///
 /// # Errors
 ///

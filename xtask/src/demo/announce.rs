@@ -29,7 +29,7 @@ const PREFIX: &str = "lb-announce";
 const FOLDER: &str = "/run/lb-announce";
 /// The demo stops waiting for the downloads if none has received a byte for this long.
 const STALLED: Duration = Duration::from_secs(20);
-/// Bytes of a download: more than a client receives before the node dies, and more than the buffers hold.
+/// Size of a download in bytes: more than a client receives before the node dies, and more than the buffers hold.
 const BYTES: u64 = 512 << 10;
 /// How long the clients download before the node dies, and after the addresses have moved to other nodes.
 const CALM: Duration = Duration::from_secs(2);

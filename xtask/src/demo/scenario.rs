@@ -18,12 +18,12 @@ use super::report::{Report, Traffic, say};
 /// Number of requests that a client sends to a virtual address in a scene.
 const REQUESTS: u32 = 100;
 
-/// Bytes of a UDP request, in the range of DNS queries. The server sends it back after a first line: together they stay
-/// below 512 bytes.
+/// Size of a UDP request in bytes, in the range of DNS queries. The answer is a first line and the request, together
+/// less than 512 bytes.
 const QUESTION: usize = 400;
 
-/// Bytes of the long download. The client reads slowly, so that the download still runs when its backend has been
-/// removed.
+/// Size of the long download in bytes. The client reads slowly, so that the download still runs when its backend has
+/// been removed.
 const DOWNLOAD: u64 = 200_000_000;
 
 /// Time limit for a download to start, and for the agent to apply an edit of a manifest.

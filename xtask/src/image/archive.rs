@@ -46,7 +46,7 @@ pub(super) fn read(bytes: &[u8]) -> anyhow::Result<Files> {
     Ok(files)
 }
 
-/// The folders above the files, each before those in it.
+/// The folders above the files, each before the folders in it.
 fn folders(files: &Files) -> Vec<String> {
     let above = files.keys().flat_map(|path| Path::new(path).ancestors().skip(1));
     let mut folders: Vec<String> = above.map(|path| path.display().to_string()).collect();

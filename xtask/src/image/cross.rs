@@ -25,8 +25,8 @@ const LIBRARIES: &str = "/usr/aarch64-linux-gnu/lib";
 pub(super) const COPYRIGHTS: [&str; 2] =
     ["/usr/share/doc/libc6-arm64-cross/copyright", "/usr/share/doc/libgcc-s1-arm64-cross/copyright"];
 
-/// Writes the agent, without its debug information, to the folder. If `$LB_AGENT` names an agent, takes that one, else
-/// builds one. First installs the packages that this needs.
+/// Writes the agent, without its debug information, to the folder. If `$LB_AGENT` names an agent, takes that agent,
+/// else builds one. First installs [`PACKAGES`].
 pub(super) fn stripped_agent(folder: &Path) -> anyhow::Result<PathBuf> {
     setup::install_missing(&PACKAGES)?;
     let built = match std::env::var_os("LB_AGENT") {

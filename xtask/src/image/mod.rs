@@ -21,8 +21,8 @@ use self::system::{Arch, System};
 /// Path of the agent in the image, as in `deploy/Dockerfile`.
 const AGENT: &str = "usr/local/bin/lb-agent";
 const NAME: (&str, &str) = ("lb-agent", env!("CARGO_PKG_VERSION"));
-/// Makes the C library read `/etc/hosts`, which kubelet writes, before it asks DNS. That is the default of new versions
-/// of glibc; older ones ask DNS first.
+/// Makes the C library read `/etc/hosts`, which kubelet writes, before the library asks DNS. This order is the default
+/// of new versions of glibc; older versions ask DNS first.
 const NAME_SERVICES: &str = "hosts: files dns\n";
 
 /// Arguments of `cargo xtask image`.

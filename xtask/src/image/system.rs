@@ -59,8 +59,8 @@ impl System {
         }
     }
 
-    /// The processor that the agent must be for; `None` if the agent is built for this machine, and its processor is
-    /// not checked.
+    /// The processor that the agent must be for; `None` if the agent is built for this machine, and the agent's
+    /// processor is not checked.
     pub(super) const fn architecture(self) -> Option<Architecture> {
         match self {
             Self::Native => None,

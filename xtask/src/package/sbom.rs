@@ -47,8 +47,8 @@ struct Kind {
     kind: Option<String>,
 }
 
-/// The bill of the agent on this platform: its crates, those that they depend on, and so on, without dependencies of
-/// tests and build scripts. Optional crates count if anything in the workspace turns them on.
+/// The bill of the agent on this platform: the crates that it needs to run, directly or through other crates, without
+/// dependencies of tests and build scripts. Optional crates count if anything in the workspace turns them on.
 pub(super) fn of_agent() -> anyhow::Result<Vec<u8>> {
     let platform = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let metadata = release::output(cargo([
@@ -96,7 +96,7 @@ fn bill(metadata: &Metadata, program: &str) -> anyhow::Result<Value> {
     }))
 }
 
-/// The packages that `root` needs to run, including itself; for each of them, those that it depends on directly.
+/// The packages that `root` needs to run, including `root` itself, each with its direct dependencies.
 fn reachable<'a>(metadata: &'a Metadata, root: &'a str) -> BTreeMap<&'a str, BTreeSet<&'a str>> {
     let nodes: BTreeMap<&str, &Node> =
         metadata.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();

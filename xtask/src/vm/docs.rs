@@ -14,8 +14,8 @@ const END: &str = "<!-- end -->\n";
 /// The probe that only reports the kernel's version.
 const KERNEL: &str = "kernel";
 
-/// Writes the table into the page if `write`, else fails if the page's table differs from the results. Without results
-/// of all kernels of the table, compares nothing, and fails if `write`.
+/// Writes the table into the page if `write`, else fails if the page's table differs from the results. If the results
+/// of a kernel of the table are missing, compares nothing, and fails if `write`.
 pub(super) fn compare_or_write(reports: &[(String, Report)], write: bool) -> anyhow::Result<()> {
     let column = |name: &'static str| {
         reports.iter().find(|(kernel, _)| kernel == name).map(|(_, report)| (name, report.probes()))

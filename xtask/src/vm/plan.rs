@@ -317,8 +317,7 @@ mod tests {
         assert_eq!(short.first_without(&named(&["flow_log::throughput"])), None, "no guest runs it");
     }
 
-    /// The tests marked `#[ignore]` in this file, or in the files below this folder. `module` is what their names begin
-    /// with.
+    /// The tests marked `#[ignore]` in this file, or in the files below this folder. Their names begin with `module`.
     fn ignored(path: &Path, module: &str) -> Vec<String> {
         if path.is_dir() {
             let entries = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());

@@ -34,7 +34,8 @@ pub(super) struct Status {
     /// Objects of a kube-proxy in the kernel, such as rules and virtual servers: that kube-proxy has left them, or
     /// still runs.
     kube_proxy: Vec<Leftover>,
-    /// Errors of the tools that search for objects of kube-proxy: it may have left more than `kube_proxy` lists.
+    /// Errors of the tools that search for objects of kube-proxy: kube-proxy may have left more than `kube_proxy`
+    /// lists.
     kube_proxy_errors: Vec<String>,
     /// Path of the directory of the pins.
     folder: String,

@@ -43,7 +43,8 @@ fn lines(problems: &[Problem]) -> String {
     problems.iter().map(|Problem { topic, text, .. }| line(topic, text)).collect()
 }
 
-/// The table of the items to show, and how many others there are; `others` names these.
+/// The table of the items to show, and a line with the number of hidden items. `others` is the noun for the hidden
+/// items in that line.
 fn shortened<T>(
     items: &[T],
     all: bool,
@@ -153,7 +154,7 @@ pub(super) fn shortage_text(
     format!("{of}, for {}{count}: {text}", age(*since, now))
 }
 
-/// Which agent assigns addresses to load balancers, with the use of the pools.
+/// Which agent assigns addresses to Services of type LoadBalancer, and how many addresses of each pool are in use.
 pub(super) fn addresses_text(report: &LoadBalancerReport) -> String {
     let pools: Vec<String> = report
         .pools

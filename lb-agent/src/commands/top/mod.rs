@@ -25,7 +25,7 @@ use super::{
 use crate::cli::{TableOrJson, TopArgs};
 use lb_datapath::{Conntrack, DatapathError, Ledger, Pinned};
 
-/// Maximum time between two walks through the flow table, well below the time that an entry stays in it: see
+/// Maximum time between two walks through the flow table, well below the time that an entry stays in the table: see
 /// [`lb_core::traffic`].
 const WALK: Duration = Duration::from_secs(5);
 
@@ -34,7 +34,7 @@ pub(super) fn run(pinned: &Pinned, args: &TopArgs) -> anyhow::Result<()> {
     let interval = Duration::from_secs_f64(args.interval);
     let mut source = Source { pinned, ledger: Ledger::default(), walked: Instant::now() };
     let mut model = Model::default();
-    // Rates are differences between two samples; this is the first one.
+    // Rates are differences between two samples; this is the first sample.
     model.update(source.sample()?, interval);
     if args.once || args.output == TableOrJson::Json || !io::stdout().is_terminal() {
         let started = Instant::now();
@@ -67,8 +67,8 @@ impl Source<'_> {
         }
     }
 
-    /// Brings the ledger up to date, if that is due. Otherwise it would miss flows that begin and expire within a long
-    /// interval.
+    /// Brings the ledger up to date, if an update is due. An update only at the end of a long interval would miss flows
+    /// that begin and expire within the interval.
     fn keep_up(&mut self) -> Result<(), DatapathError> {
         if self.walked.elapsed() >= WALK { self.walk() } else { Ok(()) }
     }

@@ -97,7 +97,7 @@ pub(super) enum Next {
     Quit,
 }
 
-/// The state of `top`: the last sample, the rates since the one before, and the user's choices.
+/// The state of `top`: the last sample, the rates since the sample before, and the user's choices.
 #[derive(Debug, Default)]
 pub(super) struct Model {
     sample: Sample,
@@ -115,7 +115,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// Takes a new sample, and computes the rates since the last one, taken `elapsed` ago.
+    /// Takes a new sample, and computes the rates since the last sample, taken `elapsed` ago.
     pub(super) fn update(&mut self, sample: Sample, elapsed: Duration) {
         let before = &self.sample.tallies;
         let rate = |(counted, tally): (&ServiceEndpoint, &Tally)| {
@@ -255,7 +255,8 @@ pub(super) mod tests {
         SocketAddr::new([10, 1, 0, last].into(), 8080)
     }
 
-    /// A sample with two services: an idle one, and one with two backends, the first of which has these counters.
+    /// A sample with two services: an idle service, and a service with two backends, of which the first has these
+    /// counters.
     pub(in crate::commands::top) fn sample(flows: u64, packets: u64, bytes: u64) -> Sample {
         let name = |name: &str, port: &str| ServicePortName {
             service: ObjectName::new("default", name),

@@ -1,4 +1,5 @@
-//! The terminal in raw mode. `top` restores it when it returns, panics, or receives SIGHUP, SIGINT, SIGQUIT or SIGTERM.
+//! The terminal in raw mode. `top` restores the terminal when `top` returns, panics, or receives SIGHUP, SIGINT,
+//! SIGQUIT or SIGTERM.
 
 use std::{
     io, process,
@@ -20,7 +21,7 @@ use signal_hook::{
 /// Serialises writes to the terminal: a signal must not restore it while a frame is drawn.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The terminal in raw mode; dropping this restores it.
+/// The terminal in raw mode. Dropping this value restores the terminal.
 pub(super) struct Screen(DefaultTerminal);
 
 impl Screen {

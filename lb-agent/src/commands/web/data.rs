@@ -1,7 +1,7 @@
 //! The data that the pages show, read from the pinned maps and the agent's status socket.
 //!
-//! Each reading opens the pins again: an upgrade may have moved them to another folder, and a start of the agent may
-//! have made them.
+//! Each reading opens the pins again: an upgrade may have moved the pins to another folder, and a starting agent may
+//! have created them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -129,7 +129,8 @@ impl Source for Data {
     }
 
     fn explain(&self, query: &Query) -> Result<Value, SourceError> {
-        // The form always has a protocol. The one in `to` counts more.
+        // The form always sends the parameter `protocol`. This function ignores the parameter if `to` contains a
+        // protocol.
         let names_protocol = query.iter().any(|(name, value)| name == "to" && value.contains('/'));
         let protocol = (!names_protocol).then_some("protocol");
         let flags: Vec<&str> = ["from", "to", "at", "device"].into_iter().chain(protocol).collect();
@@ -205,15 +206,15 @@ impl ServiceReader for Reader {
     }
 }
 
-/// For each of `ports`, which are all ports of one Service: the number of unhealthy targets of its health check; 0 if
+/// The number of unhealthy targets of the health check for each of `ports`, which are all ports of one Service; 0 if
 /// the check does not cover the port, or no agent runs.
 fn unhealthy(ports: &[ServiceView]) -> Vec<usize> {
     ports.iter().map(|view| unhealthy_targets(view, ports)).collect()
 }
 
 /// The number of unhealthy targets of `view`, one of `ports`. The agent does not report which service port a target
-/// serves. If the check does not name the port to probe, targets whose port only backends of other service ports have
-/// count for those.
+/// serves. If the check does not name the port to probe, an unhealthy target counts for `view` unless only backends of
+/// other service ports have the port of the target.
 fn unhealthy_targets(view: &ServiceView, ports: &[ServiceView]) -> usize {
     let Some(check) = view.health_check.as_ref().filter(|check| check.covers(view.protocol)) else {
         return 0;

@@ -18,8 +18,8 @@ pub(super) struct Evidence {
     blocked_until: Option<Instant>,
 }
 
-/// The period in which the server has received no query although the programs redirected some: its begin, and the two
-/// counts at that time.
+/// The period in which the server has received no query although the programs redirected some: when the period began,
+/// and the numbers of redirected and received queries at that time.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     begin: Instant,

@@ -135,8 +135,8 @@ impl Intercept {
     }
 
     /// Sends each listener a query, and renews the lease of each listener as soon as it answers. Takes answers for one
-    /// [`ROUND`], also late ones to earlier queries, so that a listener that does not answer delays no other lease. Returns
-    /// whether it has renewed a lease, and so written all entries.
+    /// [`ROUND`], also late ones to earlier queries, so that a listener that does not answer delays no other lease.
+    /// Returns whether it has renewed a lease, and so written all entries.
     async fn renew(
         &self,
         cluster_ips: &[IpAddr],

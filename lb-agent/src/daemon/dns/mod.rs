@@ -120,8 +120,8 @@ fn access_of_pods(mut access: Access, own: IpAddr) -> Access {
     access
 }
 
-/// Answers queries at the address. If the address is taken or missing, the agent logs one warning and retries. It does
-/// not stop, because Services work without the DNS server.
+/// Answers queries at the address. If the address is taken or missing, the agent logs one warning and retries. The
+/// agent does not stop, because Services work without the DNS server.
 async fn serve(server: Arc<Server>, address: SocketAddr, state: Arc<State>) -> anyhow::Result<Infallible> {
     let mut warned = false;
     loop {

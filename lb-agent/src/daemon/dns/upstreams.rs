@@ -1,4 +1,4 @@
-//! The upstream DNS servers, which answer questions for names outside the cluster domain.
+//! The upstream DNS servers, which answer queries for names outside the cluster domain.
 
 use std::{
     convert::Infallible,
@@ -22,9 +22,9 @@ const RESOLVED_CONF: &str = "/run/systemd/resolve/resolv.conf";
 const RESOLVED: &str = "127.0.0.53:53";
 /// Interval at which the agent reads `resolv.conf` again.
 const REREAD: Duration = Duration::from_secs(5);
-/// Interval at which the agent checks whether the endpoints of the DNS Service have changed. If so, it probes at once
-/// whether they lead back to the agent. (The forwarder uses new endpoints even sooner: the task of node-local DNS sets
-/// them.)
+/// Interval at which the agent checks whether the endpoints of the DNS Service have changed. If they have changed, the
+/// agent probes at once whether the new endpoints lead back to this agent. (The forwarder uses new endpoints even
+/// sooner: the task of node-local DNS sets them.)
 const FOLLOW: Duration = Duration::from_secs(1);
 /// Time after which the agent checks again whether an upstream server leads back to the agent. A change of the servers
 /// causes a check at once.
@@ -127,8 +127,8 @@ fn choose(conf: io::Result<Vec<u8>>, resolved: io::Result<Vec<u8>>) -> Result<Ve
     }
 }
 
-/// The servers to use next: those found, or the known ones if the file cannot be read or names no server
-/// (half-written).
+/// The servers to use next: those in `found`, or `known` if the file cannot be read or names no server, as a
+/// half-written file may.
 fn next(known: &[SocketAddr], found: Result<Vec<SocketAddr>, String>, warned: &mut bool) -> Vec<SocketAddr> {
     found.inspect(|_| *warned = false).unwrap_or_else(|error| {
         if !std::mem::replace(warned, true) {

@@ -152,8 +152,8 @@ async fn servers_follow_services_and_report_their_endpoints() {
     assert_eq!(*node.failures.lock().unwrap(), []);
 }
 
-/// Follows kube-proxy's test `TestServerWithSelectiveListeningAddress`; in addition, addresses change, which kube-proxy
-/// ignores.
+/// Follows kube-proxy's test `TestServerWithSelectiveListeningAddress`. In addition, this test changes the addresses;
+/// kube-proxy ignores such changes.
 #[tokio::test]
 async fn servers_listen_on_the_addresses_of_node_ports_only() {
     let node = Node::start(only(&["127.0.0.2"]));
@@ -221,7 +221,8 @@ async fn port_moves_between_services_in_one_update() {
         node.assert_owner(service, port).await;
     }
     assert_eq!(*node.failures.lock().unwrap(), []);
-    // Two Services have the same port: the second one waits for it, and gets it at once when the first one is deleted.
+    // Two Services have the same port: the second Service waits for the port, and gets it at once when the first
+    // Service is deleted.
     node.set(&[("m/m", port, 1), ("b/b", port, 1)]);
     node.assert_owner("m/m", port).await;
     time::sleep(Duration::from_millis(100)).await;

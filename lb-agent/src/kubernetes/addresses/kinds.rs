@@ -19,8 +19,8 @@ use super::super::{
     watched::Read,
 };
 
-/// A Service of any type. The controller watches all, because one that is no longer of type LoadBalancer may still have
-/// an address.
+/// A Service of any type. The controller watches Services of all types, because a Service that is no longer of type
+/// LoadBalancer may still have an address.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(transparent)]
 pub(super) struct AnyService(pub(super) api::Service);
@@ -73,10 +73,10 @@ impl Keyed for Namespace {
 #[serde(transparent)]
 pub(super) struct AnyNode(api::Node);
 
-/// The addresses of a node and of its pods, which load balancers shall not get.
+/// The addresses of a node and of its pods, which pools should not give to Services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReservedByNode {
-    /// Each `InternalIP` and `ExternalIP`: pools give none of them to a Service that does not name it.
+    /// Each `InternalIP` and `ExternalIP`: pools give such an address only to a Service that names the address.
     pub(super) own: Vec<IpAddr>,
     /// The networks of the node's pods, which no pool may overlap.
     pub(super) pods: Vec<IpNet>,

@@ -121,7 +121,7 @@ struct Leader<'a> {
     node_addresses: BTreeMap<ObjectName, ReservedByNode>,
     /// The zero of the controller's clock.
     start: Instant,
-    /// When the pools will have been unchanged for [`QUIET`]; `None` once they have been.
+    /// When the pools will have been unchanged for [`QUIET`]; `None` if they have not changed for at least that time.
     quiet_at: Option<Instant>,
     /// The Services whose last write has failed or was put off.
     retries: Retries,

@@ -25,9 +25,9 @@ use crate::stop;
 /// Name of the Lease of the controller for Services without a `loadBalancerClass`.
 const LEASE: &str = "lb-agent-addresses";
 
-/// Name of the Lease by which the controller for this class is elected; each class has its own. A class may have
-/// characters that no name of a Lease may have: then the name has a hash of the class. The chart computes the same name
-/// (`lb-agent.lease`).
+/// Name of the Lease by which the controller for this class is elected. The name contains the class in lower case, with
+/// `.` in place of `/`; or a hash of the class, if the name would be invalid otherwise. The chart computes the same
+/// name (`lb-agent.lease`).
 pub(crate) fn lease_name(class: Option<&str>) -> String {
     let Some(class) = class else { return LEASE.to_owned() };
     let name = format!("{LEASE}-{}", class.replace('/', ".").to_lowercase());
@@ -96,7 +96,7 @@ pub(super) async fn stand(
     future::pending().await
 }
 
-/// The holder identity of this process in the Lease. A restarted agent on the same node gets another one.
+/// The holder identity of this process in the Lease. A restarted agent on the same node gets another identity.
 fn identity(node: &str) -> String {
     let started = Timestamp::now().as_microsecond();
     format!("{node}_{}-{started:x}", std::process::id())

@@ -2,7 +2,7 @@
 //!
 //! Every agent with `--load-balancer-controller` takes part in an election through a Lease ([`lease`]). The elected
 //! agent watches pools and, once there is one, Services, namespaces and Nodes ([`leader`]); it writes what
-//! [`lb_core::load_balancer::Controller`] decides. All others only read the Lease at intervals.
+//! [`lb_core::load_balancer::Controller`] decides. All other agents only read the Lease at intervals.
 
 mod kinds;
 mod leader;
@@ -48,7 +48,7 @@ pub struct AddressReport {
     pub pools: Vec<PoolUsage>,
 }
 
-/// The period in which this agent leads. Each renewal of the Lease extends it.
+/// The period in which this agent leads. Each renewal of the Lease extends this period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Term {
     begin: Instant,

@@ -39,7 +39,7 @@ impl Retry {
 
 impl Retries {
     /// Records that a write has failed. Returns whether the agent must log [`Self::conditions`]: the write has failed
-    /// often enough, and no failure that is already reported, and has not ended, has the same reason.
+    /// often enough, and no current failure that is already reported has the same reason.
     pub(super) fn failed(&mut self, service: &ObjectName, why: String, now: Instant) -> bool {
         let is_known = self.0.values().any(|retry| retry.is_told() && retry.why == why);
         let retry = self.0.entry(service.clone()).or_default();
@@ -77,7 +77,7 @@ impl Retries {
         self.0.retain(|service, retry| !retry.is_due(now) || wanted(service));
     }
 
-    /// When the next write is due; `None` if none waits for its time.
+    /// When the next write is due; `None` if no write waits for its time.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.0.values().filter_map(|retry| retry.at).min()
     }

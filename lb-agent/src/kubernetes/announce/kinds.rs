@@ -154,7 +154,8 @@ impl Kind for VotersObject {
     }
 }
 
-/// A ConfigMap with these voters, to create, or to write in place of the version `replaces`.
+/// A ConfigMap with these voters. `replaces` is the `resourceVersion` of the ConfigMap that it replaces; `None` for a
+/// new ConfigMap.
 pub(super) fn object(voters: &Voters, replaces: Option<String>) -> core::ConfigMap {
     let names: Vec<&str> = voters.names.iter().map(|name| &**name).collect();
     core::ConfigMap {

@@ -55,7 +55,7 @@ pub(crate) const VOTERS: &str = "lb-agent-announce";
 /// Time limit of a write of the voters, and the pause after each write.
 const REQUEST: Duration = Duration::from_secs(3);
 const AGAIN: Duration = Duration::from_secs(2);
-/// How long an agent that knows no voters waits to learn them from another agent before it writes the first ones.
+/// How long an agent that knows no voters waits to learn them from another agent before it writes the first voters.
 const FOUNDING: Duration = Duration::from_secs(3);
 
 /// The channels through which this source publishes. Each holds the latest value.
@@ -109,8 +109,8 @@ struct Follower {
     found: Option<Found>,
     /// Whether the ConfigMap of voters was missing or unreadable when it last changed.
     is_vacant: bool,
-    /// The condition that fewer voters than a majority have Nodes, as a sentence for `status`; `None` while enough of
-    /// them have.
+    /// The condition that fewer voters than a majority have Nodes, as a sentence for `status`; `None` while a majority
+    /// of the voters have Nodes.
     lost: Option<String>,
     /// The time before which the task writes no voters, with the error of the last write if it failed; `None` if the
     /// task may write at once.
@@ -184,7 +184,7 @@ impl Follower {
     fn voters_changes(&mut self, changes: Vec<Option<Found>>) {
         for change in changes {
             // The newest voters stay in force even if the ConfigMap is deleted, or replaced by one with an older
-            // generation, because the promises that these voters have made still hold.
+            // generation, because the grants that these voters have given still hold.
             if let Some(voters) = change.as_ref().and_then(|found| found.voters.as_ref())
                 && self.cluster.voters.as_ref().is_none_or(|known| known.generation < voters.generation)
             {
@@ -297,8 +297,8 @@ impl Follower {
 
     /// The voters to write now; `None` if there is nothing to write. The first of these that applies:
     ///
-    /// - The voters that this node knows, in a new generation, if the API server has none, older ones, or other ones of
-    ///   the same generation.
+    /// - The voters that this node knows, in a new generation, if the API server has no voters, older voters, or
+    ///   different voters of the same generation.
     /// - This node alone, if neither this node nor the API server knows voters, and the Node object of this node
     ///   exists.
     /// - The announcer's proposal, if its generation directly follows the generation in the API server.

@@ -1,6 +1,6 @@
 //! The passwords of BGP sessions, from the Secrets that BGPPeers name.
 //!
-//! The agent reads each of these Secrets by its name, and may read no others.
+//! The agent reads each of these Secrets by its name. It needs no permission to read other Secrets.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,10 +17,10 @@ use tracing::warn;
 
 /// Interval at which a Secret is read again.
 const REREAD: Duration = Duration::from_secs(60);
-/// Time after which a Secret is read again that could not be read.
+/// Pause before the next attempt to read a Secret that could not be read.
 const RETRY: Duration = Duration::from_secs(10);
-/// Longest pause between attempts to read a Secret that the agent may not read. Each is twice as long as the last one,
-/// beginning with [`RETRY`].
+/// Longest pause between attempts to read a Secret that the API server forbids the agent to read. Each pause is twice
+/// as long as the last one, beginning with [`RETRY`].
 const LONGEST_RETRY: Duration = Duration::from_secs(600);
 /// Time limit of a request.
 const REQUEST: Duration = Duration::from_secs(3);
@@ -33,7 +33,7 @@ pub(super) struct Passwords {
     secrets: BTreeMap<ObjectName, Found>,
 }
 
-/// A Secret as the last attempts to read it left it: the password, and when to read it again.
+/// A Secret after the last attempt to read it: its password, and when to read the Secret again.
 struct Found {
     /// The last password that the Secret had; `None` if it was never read.
     password: Option<String>,
@@ -78,8 +78,8 @@ impl Passwords {
         self.secrets.values().map(|found| found.due).min()
     }
 
-    /// Reads the Secrets of these peers: a new one at once, the others if they are due. Removes those that no peer
-    /// names.
+    /// Reads the Secrets that these peers name: a new Secret at once, a known one if it is due. Removes the Secrets
+    /// that no peer names any more.
     pub(super) async fn read(&mut self, peers: &BTreeMap<ObjectName, Peer>) {
         let named: BTreeSet<&ObjectName> =
             peers.values().filter_map(|peer| peer.password_secret.as_ref()).collect();
@@ -87,7 +87,8 @@ impl Passwords {
         let now = Instant::now();
         let is_due = |secret: &&ObjectName| self.secrets.get(secret).is_none_or(|found| found.due <= now);
         let due: Vec<&ObjectName> = named.into_iter().filter(is_due).collect();
-        // All at once: an API server that does not answer delays the caller by the time limit of one request.
+        // Sends all requests at once, so that an API server that does not answer delays the caller only by the time
+        // limit of one request.
         let reads = join_all(due.iter().map(|secret| self.request(secret))).await;
         due.into_iter().zip(reads).for_each(|(secret, read)| self.note(secret, read));
     }
@@ -125,7 +126,8 @@ impl Passwords {
     }
 
     /// Gives the peers their passwords, as far as these are known and valid. Returns a sentence for each peer whose
-    /// Secret could not be read or has an invalid password, and one for all Secrets that the agent may not read.
+    /// Secret could not be read or has an invalid password, and one sentence for all Secrets that the API server
+    /// forbids the agent to read.
     pub(super) fn fill(&self, peers: &mut BTreeMap<ObjectName, Peer>) -> Vec<String> {
         let (mut problems, mut forbidden) = (Vec::new(), BTreeSet::new());
         for (name, peer) in peers {
@@ -227,7 +229,8 @@ mod tests {
         let mut passwords = Passwords::new(Client::try_from(config).unwrap());
         let peers = BTreeMap::from([peer("one", "a"), peer("two", "b"), peer("three", "c")]);
         let mut connections = Vec::new();
-        // Answers nothing. One after the other, the last request would begin after two time limits.
+        // The server answers nothing. If the requests were sent one after the other, the last one would begin only
+        // after two time limits.
         let all_arrive = async {
             while connections.len() < peers.len() {
                 connections.push(server.accept().await.unwrap());

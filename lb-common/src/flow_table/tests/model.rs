@@ -176,7 +176,7 @@ impl<const AGENT: bool> Overflow for View<AGENT> {
     }
 }
 
-/// Every entry gets the same verdict.
+/// Puts every entry into the same eviction class.
 struct All(EvictionClass);
 
 impl<const AGENT: bool> Evict<View<AGENT>> for All {

@@ -124,7 +124,8 @@ fn index(key: &Tuple) -> usize {
     usize::from(key.source_port)
 }
 
-/// A flow of this key. Its other words follow from `number`, so that a mixture of two flows is recognised.
+/// A flow with this key. Its other fields are derived from `number`, so that [`is_whole`] detects a mixture of two
+/// flows.
 fn flow(key: u64, number: u64) -> Flow {
     let low = u32::try_from(number & 0xffff_ffff).expect("32 bits");
     let mut flow = Flow::new(&tuple(key), &tuple(key), low, 0, Tick(low));
@@ -137,7 +138,7 @@ fn is_whole(key: &Tuple, found: &Flow) -> bool {
     *found == flow(u64::from(key.source_port), found.traffic)
 }
 
-/// Places of a key. Some keys share the first four, some the last four. All keys have the same fingerprint.
+/// Places of a key. Some keys share the first four places, some the last four. All keys have the same fingerprint.
 fn places(key: u64) -> Places {
     let position = |number: u64| u32::try_from(number % 4).expect("small") * 4;
     let (first, second) = (position(key), position(key / 4 + key + 1));
@@ -156,7 +157,7 @@ impl Random {
     }
 }
 
-/// Gives random verdicts, of which one in two allows an eviction, and counts each evicted entry as removed.
+/// Returns random eviction classes, of which one in two allows an eviction, and counts each evicted entry as removed.
 struct OneInTwo<'a> {
     bed: &'a Bed,
     random: &'a mut Random,

@@ -42,7 +42,8 @@ impl Server {
         self.services.get_mut(&name(service)).unwrap()["status"]["loadBalancer"]["ingress"] = ingress;
     }
 
-    /// Applies a write if the Service still has the version that it replaces; returns whether it does.
+    /// Applies a write if the Service still has the version that the write replaces; returns whether it has applied the
+    /// write.
     fn write(&mut self, write: &Write) -> bool {
         let Some(object) = self.services.get_mut(&write.service) else { return false };
         if object["metadata"]["resourceVersion"] != json!(write.version) {
@@ -144,7 +145,8 @@ fn another_leader_moves_no_service_although_a_rival_waits() {
     let mut server = Server::default();
     ["db", "web"].iter().for_each(|name| server.put(name, json!({})));
     server.settle(&mut with_pool(&["192.0.2.1/32", "192.0.2.2/32"]));
-    // Both addresses are taken, so the Service "a" waits, although its name sorts before those of the others.
+    // Both addresses are taken, so the Service "a" waits, although its name sorts before the names of the other
+    // Services.
     server.put("a", json!({}));
     let mut next = with_pool(&["192.0.2.1/32", "192.0.2.2/32"]);
     assert_eq!(server.settle(&mut next), ["a AllocationFailed"]);
@@ -309,7 +311,7 @@ fn older_of_two_services_keeps_an_address_that_both_have_even_if_the_younger_nam
     let mut controller = with_pool(&["192.0.2.1-192.0.2.2"]);
     server.settle(&mut controller);
     assert_eq!([server.ingress("old"), server.ingress("new")], ["192.0.2.1", ""]);
-    // If the older one names another address, the younger one keeps what it names.
+    // If the older Service names another address, the younger Service keeps the address that it names.
     server.set_ingress("new", json!([{"ip": "192.0.2.1"}]));
     server.put("old", json!({"loadBalancerIP": "192.0.2.2"}));
     server.settle(&mut with_pool(&["192.0.2.1-192.0.2.2"]));
@@ -554,8 +556,9 @@ fn histories() -> impl Strategy<Value = Vec<Happens>> {
 }
 
 proptest! {
-    /// Under random changes, lost writes and changes of the leader, a Service that has never named or shared an address
-    /// keeps its address, and in the end no address belongs to two Services that may not share it.
+    /// Under random changes, lost writes and changes of the leader, a Service of type LoadBalancer keeps its address if
+    /// it has never requested a specific address or had a sharing key. In the end, no address belongs to two Services
+    /// that may not share it.
     #[test]
     fn no_history_gives_an_address_twice_or_moves_an_idle_service(history in histories()) {
         let mut server = Server::default();

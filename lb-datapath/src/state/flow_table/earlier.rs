@@ -29,8 +29,8 @@ impl EarlierSlots {
         Ok(Self { memory: map.mapped()?, words: map.shape.value_size as usize / 8, conversion })
     }
 
-    /// Calls `see` for every entry that exists during the whole walk, and for some of those that programs insert or
-    /// remove meanwhile. May miss an entry that changes at every attempt to read it.
+    /// Calls `see` for every entry that exists during the whole walk, and for some of the entries that programs insert
+    /// or remove meanwhile. May miss an entry that changes at every attempt to read it.
     pub(crate) fn for_each(&self, see: &mut See<'_>) -> Result<(), DatapathError> {
         for slot in self.memory.values().chunks_exact(self.words) {
             if let Some(Slot { key, flow, .. }) = self.read(slot) {

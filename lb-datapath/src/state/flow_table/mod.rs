@@ -31,8 +31,8 @@ use crate::{
     error::DatapathError,
 };
 
-/// Number of attempts to read an entry that changes during each, and the pause between attempts in [`read_busy`]: a
-/// program writes for less than a microsecond, but a hypervisor may suspend its CPU.
+/// Number of attempts to read an entry that changes during each attempt, and the pause between attempts in
+/// [`read_busy`]: a program writes for less than a microsecond, but a hypervisor may suspend the program's CPU.
 const READS: u32 = 16;
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -74,8 +74,8 @@ fn map(spec: &MapSpec, folder: &Folder) -> Result<Mapped<AtomicU64>, DatapathErr
     map.mapped()
 }
 
-/// Reads the entry in a slot that a program may be writing, after the write has ended. `None` if there is no entry, or
-/// if it keeps changing.
+/// Reads the entry in a slot that a program may be writing, after the write has ended. `None` if the slot has no entry,
+/// or if the entry keeps changing.
 fn read_busy<'a>(
     slots: &SharedSlots<'a>,
     slot: <SharedSlots<'a> as Memory>::Slot,
@@ -183,8 +183,8 @@ impl FlowTable {
         }
     }
 
-    /// Merges into the copy of an entry what packets have changed in the `original` since the copy was made, unless the
-    /// tuple has another flow by now. Lookups never miss the copy meanwhile.
+    /// Updates the copy of an entry with what packets have changed in the `original` since the copy was made, unless
+    /// the tuple has another flow by now. Lookups never miss the copy meanwhile.
     pub(crate) fn merge(&self, key: &Tuple, original: &Flow) -> Result<(), DatapathError> {
         let Some(copy) = self.read(key)? else { return Ok(()) };
         if let Some(place) = &copy.place {
@@ -194,12 +194,13 @@ impl FlowTable {
         }
         let mut whole = copy.flow;
         whole.merge(original);
-        // Without a difference, a replacement would only undo what packets have changed since the entry was read.
+        // If the merge has changed nothing, a replacement would only undo what packets have changed since the entry was
+        // read.
         if whole == copy.flow { Ok(()) } else { self.replace(key, &whole).map(drop) }
     }
 
-    /// Replaces the entry of a tuple. Returns whether the tuple had one. Meanwhile, lookups find no entry, unless it is in
-    /// the overflow.
+    /// Replaces the entry of a tuple. Returns whether the tuple had one. Meanwhile, lookups find no entry, unless it is
+    /// in the overflow.
     pub(crate) fn replace(&self, key: &Tuple, flow: &Flow) -> Result<bool, DatapathError> {
         let view = self.view();
         let replaced = flow_table::replace(&view, &self.places(key), key, flow);
@@ -257,8 +258,8 @@ impl FlowTable {
         Ok((!matches!(inserted, Insert::Overflowed)).then_some(taken))
     }
 
-    /// Calls `see` for every entry: at least once for one that exists during the whole walk, unless programs keep
-    /// changing it, or it is in the overflow and batch commands are off. `see` may change the table.
+    /// Calls `see` at least once for every entry that exists during the whole walk. May miss an entry that programs
+    /// keep changing, or that is in the overflow while batch commands are off. `see` may change the table.
     pub fn for_each(
         &self,
         mut see: impl FnMut(&Tuple, &Flow) -> Result<(), DatapathError>,

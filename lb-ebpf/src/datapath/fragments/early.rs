@@ -1,8 +1,8 @@
 //! Fragments that enter the node before the first one of their datagram.
 //!
-//! They are stored in a ring, where each new one replaces the oldest: no agent is needed, the memory is bounded, and a
-//! flood of forged fragments displaces only other early fragments. Each slot has a control word, which all CPUs change
-//! atomically:
+//! The program stores these fragments in a ring, where each new fragment replaces the oldest: no agent is needed, the
+//! memory is bounded, and a flood of forged fragments displaces only other early fragments. Each slot has a control
+//! word, which all CPUs change atomically:
 //!
 //! | control word | the slot |
 //! |---|---|
@@ -69,7 +69,7 @@ struct RingSlot {
     previous: u64,
     key: FragmentKey,
     seen: Tick,
-    /// Bytes of the IP packet.
+    /// Length of the IP packet in bytes.
     length: u32,
     packet: [u8; MAX_BYTES as usize],
 }
@@ -204,7 +204,8 @@ struct Walk {
     ticket: u64,
     key: FragmentKey,
     now: Tick,
-    /// Length in bytes of the first fragment's frame while `SCRATCH` holds a copy of it; 0 if it holds none.
+    /// Length in bytes of the first fragment's frame while `SCRATCH` holds a copy of the frame; 0 while `SCRATCH` holds
+    /// no copy.
     aside: u32,
 }
 
@@ -256,7 +257,7 @@ fn set_mark(raw: *mut __sk_buff, mark: u32) {
 #[inline(always)]
 fn latest(key: &FragmentKey) -> Option<u64> {
     let lists = EARLY_LISTS.get_ptr_mut(0)?;
-    // The head of the list must be read after the insertion into `FRAGMENTS`. An atomic operation does that, because
+    // The head of the list must be read after the insertion into `FRAGMENTS`. An atomic operation ensures this order:
     // BPF has no other barrier before Linux 6.15.
     // SAFETY: as in `head`; programs change the word atomically.
     let ticket = unsafe { fetch_add(head(lists, key)?, 0) };
@@ -294,8 +295,8 @@ extern "C" fn step(_index: u32, context: *mut core::ffi::c_void) -> i64 {
     }
 }
 
-/// Sends a copy of the frame, with `packet` in place of its own packet, into the device. If memory is short, only this
-/// fragment is lost. Returns false if the frame cannot be set aside.
+/// Sends a copy of the frame, with `packet` in place of the frame's own packet, into the device. If memory is short,
+/// only this fragment is lost. Returns false if the frame cannot be set aside.
 #[inline(always)]
 fn send(walk: &mut Walk, packet: &[u8; MAX_BYTES as usize], length: u32) -> bool {
     let mut skb = Skb::new_unknown(walk.skb);

@@ -34,7 +34,7 @@ enum At {
     /// The fragment leaves the node.
     Egress = 1,
     /// The fragment enters the node in a tunnel. Such a fragment is not held: the node that sends into the tunnel holds
-    /// fragments that arrive before the first one of their datagram, and sends them after it.
+    /// fragments that arrive before the first fragment of their datagram, and sends them after the first fragment.
     Tunnel = 2,
 }
 
@@ -48,13 +48,13 @@ impl From<Hook> for At {
     }
 }
 
-/// Sets ports and transport protocol of a later fragment to those of the first fragment of its datagram. A fragment
-/// that enters the node before the first one is held, if it may belong to a Service.
+/// Gives a later fragment the ports and the transport protocol of the first fragment of its datagram. Holds a later
+/// fragment that may belong to a Service and that enters the node before the first fragment.
 ///
 /// # Errors
 ///
 /// [`Outcome::FragmentHeld`]; [`Outcome::FragmentDropped`]; or [`Outcome::UnknownFragment`] if the datagram is not
-/// translated at this hook, or its first fragment has not arrived and this one cannot be held.
+/// translated at this hook, or if its first fragment has not arrived and this fragment cannot be held.
 #[inline(always)]
 pub(super) fn complete(skb: &Skb, packet: &mut Packet, hook: Hook) -> Result<(), Outcome> {
     if packet.fragment.part != Part::Later {
@@ -87,8 +87,8 @@ enum Later {
     Untouched = 2,
     /// The fragment waits for the first one.
     Held = 3,
-    /// The fragment is dropped: the first fragment was dropped, or this one has waited and `FRAGMENTS` has no valid
-    /// entry any more, usually because its datagram is complete.
+    /// The fragment is dropped: the first fragment was dropped, or this fragment has waited and `FRAGMENTS` has no
+    /// valid entry for its datagram any more, usually because the datagram is complete.
     Dropped = 4,
 }
 
@@ -140,20 +140,22 @@ fn early(skb: &Skb, packet: &mut Packet, key: &FragmentKey) -> Later {
 }
 
 /// Looks up the datagram of a later fragment, and records that the fragment has been seen. When all fragments have been
-/// seen, the entry is deleted, so that it does not apply to another datagram with the same identification.
+/// seen, the function deletes the datagram's entry in `FRAGMENTS`, so that the entry does not apply to another datagram
+/// with the same identification.
 #[inline(never)]
 fn find(skb: &Skb, packet: &mut Packet, key: &FragmentKey) -> Later {
     let Some(datagram) = FRAGMENTS.get_ptr_mut(key) else { return Later::Unknown };
-    // SAFETY: the memory of an element stays mapped while the program runs, and the value is copied at once. If the
-    // LRU map reuses the element meanwhile, a write to `boundaries` changes those of another fragmented datagram, which
-    // then seems incomplete.
+    // SAFETY: the memory of an element stays mapped while the program runs, and the value is copied at once. If the LRU
+    // map reuses the element meanwhile, a write to `boundaries` changes the boundaries of another fragmented datagram,
+    // and that datagram then seems incomplete.
     let (known, boundaries) = unsafe { (*datagram, &raw mut (*datagram).boundaries) };
     if !known.is_valid(now()) {
         return Later::Unknown;
     }
     if known.device == skb.context().device {
         let part = boundaries_of(skb, packet);
-        // SAFETY: the pointer is that of an aligned word of an element, see above, which programs change atomically.
+        // SAFETY: the pointer leads to an aligned word of an element, which stays mapped (see above). Programs change
+        // this word only atomically.
         let before = unsafe { words::fetch_xor(boundaries, part) };
         if before ^ part == Span::WHOLE {
             // An error means that the entry is gone already: evicted, or deleted by another CPU.
@@ -171,7 +173,7 @@ fn find(skb: &Skb, packet: &mut Packet, key: &FragmentKey) -> Later {
     Later::Translated
 }
 
-/// [`Span::boundaries`] of a fragment; 0 if they are unknown, which makes the datagram seem incomplete.
+/// [`Span::boundaries`] of a fragment; 0 if the boundaries are unknown: the datagram then seems incomplete.
 #[inline(always)]
 fn boundaries_of(skb: &Skb, packet: &Packet) -> u64 {
     packet.span(skb).map_or(0, Span::boundaries)
@@ -185,8 +187,8 @@ fn may_be_held(protocol: u8, key: &FragmentKey) -> bool {
 }
 
 /// Whether packets between these addresses may belong to a Service: the destination is a virtual address or an address
-/// of the node, or the source is an endpoint. (The addresses are those of the key, because it is on the stack: Linux
-/// 6.1 allows no lookup with a key in memory that a global function has got from its caller.)
+/// of the node, or the source is an endpoint. (The lookups use the addresses in the fragment's key, which is on the
+/// stack. Linux 6.1 rejects a lookup if its key is in memory that a caller has passed to a global function.)
 #[inline(always)]
 fn may_be_of_service(key: &FragmentKey) -> bool {
     // SAFETY: the program does not read the element.
@@ -217,8 +219,8 @@ pub(super) fn remember_inner(skb: &mut Skb, packet: &Packet) {
 }
 
 /// Records the treatment of a datagram whose first fragment enters the node and gets no flow. If the first fragment
-/// passes, the function also makes the fragments that came before it enter the node again. `outcome` is that of the first
-/// fragment. Returns `outcome`, or [`Outcome::RewriteFailed`] as [`remember`].
+/// passes, the function also makes the fragments that came before it enter the node again. `outcome` is the outcome of
+/// the first fragment. Returns `outcome`, or [`Outcome::RewriteFailed`] as [`remember`].
 #[inline(always)]
 pub(super) fn remember_outcome(skb: &mut Skb, packet: &Packet, hook: Hook, outcome: Outcome) -> Outcome {
     if hook.is_egress() || packet.fragment.part != Part::First {
@@ -228,7 +230,8 @@ pub(super) fn remember_outcome(skb: &mut Skb, packet: &Packet, hook: Hook, outco
     if handle_first(skb, packet, At::Ingress, becomes) { outcome } else { Outcome::RewriteFailed }
 }
 
-/// Handles a first fragment; returns false if the packet could not be restored.
+/// Handles a first fragment; returns false if the frame could not be turned into the first fragment again, as in
+/// [`remember`].
 #[inline(always)]
 fn handle_first(skb: &mut Skb, packet: &Packet, at: At, becomes: Becomes) -> bool {
     fragment_first(skb.ctx.skb.skb, packet, at as u32, becomes as u32) != 0

@@ -19,9 +19,9 @@ use crate::datapath::words;
 static LIMITS: HashMap<u32, ConnectionLimits, { capacity::LIMITS }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
 
-/// The token buckets of the limits: the times (ns of the coarse clock) at which they will be full again. If there are
-/// too many clients, the LRU map evicts those that have not connected for the longest time. A client without an entry
-/// has a full bucket.
+/// The token buckets of the limits: the times (ns of the coarse clock) at which the buckets will be full again. If
+/// there are too many clients, the LRU map evicts those that have not connected for the longest time. A client without
+/// an entry has a full bucket.
 #[btf_map]
 static LIMIT_BUCKETS: LruHashMap<ServiceClient, u64, { capacity::LIMIT_BUCKETS }> = LruHashMap::new();
 
@@ -29,8 +29,8 @@ static LIMIT_BUCKETS: LruHashMap<ServiceClient, u64, { capacity::LIMIT_BUCKETS }
 /// program admits the connection: that many collisions are rare, and a connection within the limit must not fail.
 const ATTEMPTS: u32 = 4;
 
-/// Takes the tokens for a new connection. With `only_routed`, as for the XDP program, the function leaves a connection
-/// that needs tokens to tc, so that the connection takes them only once.
+/// Takes the tokens for a new connection. If `only_routed` is true, as in the XDP program, a connection that needs
+/// tokens is left to tc ([`Outcome::OtherHook`]), so that the connection takes the tokens only once.
 #[inline(always)]
 pub(crate) fn take_tokens(packet: &Packet, service: &Service, only_routed: bool) -> Result<(), Outcome> {
     if !limit::applies(service, packet.tuple.protocol, packet.segment.is_syn()) {
@@ -45,7 +45,7 @@ pub(crate) fn take_tokens(packet: &Packet, service: &Service, only_routed: bool)
 }
 
 /// Takes a token from each bucket that applies to the client; returns 1, or 0 if one of the buckets is empty. (A global
-/// function: the verifier checks it once. It assumes that any pointer may be null.)
+/// function: the verifier checks it once, and assumes that any pointer may be null.)
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn limit_take(client: *const Address, service: u32) -> u32 {
@@ -64,7 +64,7 @@ extern "C" fn limit_take(client: *const Address, service: u32) -> u32 {
     1
 }
 
-/// Takes a token from the bucket with this key; returns false if it has none.
+/// Takes a token from the bucket with this key; returns false if the bucket is empty.
 #[inline(never)]
 fn take(key: &ServiceClient, bucket: &TokenBucket, now: u64) -> bool {
     let Some(state) = LIMIT_BUCKETS.get_ptr_mut(key) else {
@@ -79,8 +79,9 @@ fn take(key: &ServiceClient, bucket: &TokenBucket, now: u64) -> bool {
         // volatile load of an aligned word is never torn.
         let full_at = unsafe { state.read_volatile() };
         let Some(later) = bucket.take(full_at, now) else { return false };
-        // SAFETY: the same aligned word, which programs change only atomically once the element exists. If the map
-        // reuses the element for another client meanwhile, the token is taken from that client's bucket.
+        // SAFETY: `state` leads to the same aligned word. Programs change this word only atomically once the element
+        // exists. If the map reuses the element for another client meanwhile, the token is taken from that client's
+        // bucket.
         if unsafe { words::compare_exchange(state, full_at, later) } {
             return true;
         }

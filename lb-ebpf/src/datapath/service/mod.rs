@@ -10,8 +10,8 @@ use lb_ebpf::service::schedule::{self, BackendSearch};
 
 use crate::datapath::maps::{BACKENDS, SERVICES, TABLES};
 
-/// Number of attempts to read a record that the agent keeps replacing. After the last attempt, a packet that would begin
-/// a flow is dropped, and a system call fails. A known flow keeps its backend.
+/// Number of attempts to read a record that the agent keeps replacing. After the last attempt, a packet that would
+/// begin a flow is dropped, and a system call fails. A known flow keeps its backend.
 const ATTEMPTS: u32 = 4;
 
 /// The service of the destination of `tuple`.
@@ -33,7 +33,8 @@ pub(crate) fn exists(tuple: &Tuple) -> bool {
 pub(crate) fn find(key: &ServiceKey) -> Result<Service, Outcome> {
     for _ in 0..ATTEMPTS {
         // SAFETY: the memory of an element stays mapped while the program runs, every bit pattern is a valid `Service`,
-        // and it is copied at once. The map may reuse the memory for another key meanwhile; the seal detects that.
+        // and the record is copied at once. The map may reuse the memory for another key meanwhile; the record's seal
+        // shows that.
         let record = *unsafe { SERVICES.get(key) }.ok_or(Outcome::NoService)?;
         if record.is_sealed(key) {
             return Ok(record);
@@ -49,7 +50,7 @@ pub(crate) fn backend(slot: u32) -> Option<&'static Backend> {
     BACKENDS.get_ptr(slot).map(|backend| unsafe { &*backend })
 }
 
-/// The slot of the backend `address:port` of `service`; [`schedule::NONE`] if it has no such backend.
+/// The slot of the backend `address:port` of `service`; [`schedule::NONE`] if the service has no such backend.
 #[inline(always)]
 pub(crate) fn find_backend(service: &Service, address: &Address, port: u16) -> u32 {
     let slot = search(service, address, port);
@@ -60,7 +61,8 @@ pub(crate) fn find_backend(service: &Service, address: &Address, port: u16) -> u
 }
 
 /// The slot of the backend `address:port`; port 0 finds the first backend with the address. If the service has no such
-/// backend, the result is the slot of another one or [`schedule::NONE`]: the caller compares.
+/// backend, the result is the slot of another backend or [`schedule::NONE`]: the caller must compare the backend in the
+/// slot.
 #[inline(never)]
 pub(crate) fn search(service: &Service, address: &Address, port: u16) -> u32 {
     let mut search = BackendSearch::new(service, *address, port);

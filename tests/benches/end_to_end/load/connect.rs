@@ -14,7 +14,7 @@ use crate::cpu::{Cpus, Meter, claim};
 
 /// The byte that the client sends on each connection except the last one.
 const MORE: u8 = 1;
-/// The byte that the client sends on its last connection; the server ends after it.
+/// The byte that the client sends on its last connection; the server ends after this byte.
 const LAST: u8 = 0;
 
 pub(super) fn run(

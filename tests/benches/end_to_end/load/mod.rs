@@ -33,7 +33,7 @@ use crate::{
 pub(crate) const TCP_PORT: u16 = 8080;
 /// UDP port that the servers receive on.
 pub(crate) const UDP_PORT: u16 = 5353;
-/// Timeout of socket operations that may block for long; a burst that reaches it fails.
+/// Timeout of socket operations that may block for long; a burst that reaches this timeout fails.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Number of requests per second in [`Measure::Paced`].
 pub(crate) const PACE: u32 = 2000;

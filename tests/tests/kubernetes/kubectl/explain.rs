@@ -1,5 +1,5 @@
-//! Tests that `kubectl lb explain` agrees with real connections of Pods on two nodes with agents. Each part of its
-//! answer explains how one program handles a packet; the tests compare the part with what that program does.
+//! Tests that `kubectl lb explain` agrees with real connections of Pods on two nodes with agents. Each part of the
+//! answer of `explain` shows how one program handles a packet; the tests compare the part with what that program does.
 
 use std::{fs, io, net::SocketAddr, process::Output};
 
@@ -24,12 +24,12 @@ const ROUTER: &str = "172.18.0.254";
 /// connection untouched, none of these counters rises.
 const TRANSLATED: [&str; 6] = ["new_flow", "forward", "reply", "masquerade", "new_direct_flow", "direct"];
 
-/// A Service of namespace `shop` in these tests. All have a TCP port `http` and a UDP port `echo`.
+/// A Service of namespace `shop` in these tests. All these Services have a TCP port `http` and a UDP port `echo`.
 struct Shop {
     name: &'static str,
-    /// Last part of its cluster IPs.
+    /// Last part of the Service's cluster IPs.
     number: u8,
-    /// Its backends.
+    /// Names of the Pods that are the Service's backends.
     pods: &'static [&'static str],
     /// The `internalTrafficPolicy`.
     policy: &'static str,
@@ -252,8 +252,8 @@ fn backend(part: &Value) -> SocketAddr {
     backends[0]["backend"].as_str().unwrap().parse().unwrap()
 }
 
-/// Like [`ask_http`]. It returns when both ends have closed the connection, so that a later count of packets has none of
-/// them.
+/// Like [`ask_http`], but returns only when both ends have closed the connection, so that a later count of packets
+/// contains none of this connection.
 fn ask_and_close(client: &Pod, to: SocketAddr) -> io::Result<Answer> {
     let mut connection = Connection::open(&client.netns, to)?;
     let answer = connection.ask()?;
@@ -265,7 +265,7 @@ fn kind(answer: io::Result<Answer>) -> io::ErrorKind {
     answer.expect_err("no answer").kind()
 }
 
-/// A new connection to a backend on the other node, and one to a backend on the client's node.
+/// Checks a new connection to a backend on the other node, and a new connection to a backend on the client's node.
 fn new_connections_agree(site: &Site) {
     let (pod1, pod3) = (site.pod("pod1"), site.pod("pod3"));
     let [tcp, udp] = [80, 53].map(|port| site.family.vip(&SHOPS[0], port));
@@ -297,7 +297,7 @@ fn new_connections_agree(site: &Site) {
     assert_eq!(answer.server, "pod3");
 }
 
-/// Both directions of an open connection. Replies are translated where they leave node 1 for the Pod.
+/// Checks both directions of an open connection. Node 1 translates a reply where the reply leaves the node for the Pod.
 fn open_connection_agrees(site: &Site) {
     let (client, vip) = (site.pod("pod1"), site.family.vip(&SHOPS[0], 80));
     let mut connection = Connection::open(&client.netns, vip).unwrap();

@@ -29,7 +29,7 @@ pub(super) const VIP: &str = "203.0.113.1";
 pub(super) const VIP6: &str = "2001:db8:100::1";
 /// How long to wait until a session is established, or until a change of routes has arrived.
 pub(super) const SOON: Duration = Duration::from_secs(15);
-/// Time without heartbeats of an agent after which its fence (`lb-agent announce fence`) removes its routes.
+/// Time without heartbeats after which a fence (`lb-agent announce fence`) removes the routes of its agent.
 pub(super) fn lifetime() -> Duration {
     Duration::from_secs(5) * patience()
 }
@@ -211,7 +211,7 @@ impl Bed {
                 .arg(dir.join("zserv.api"));
             let log = self.path(&format!("{daemon}.log"));
             self.daemons.push(Daemon::start_with_log(&mut command, &log).unwrap());
-            // Waits until zebra listens, because bgpd then reads the routes of the table from it.
+            // Waits until zebra listens, because bgpd then reads the routes of the table from zebra.
             wait_for(SOON, || dir.join("zserv.api").exists().then_some(())).expect("zebra must listen");
         }
         dir
@@ -461,8 +461,8 @@ fn router_config(nodes: usize, bfd: bool) -> String {
     router.config()
 }
 
-/// FRR's configuration for a node. It sets communities where routes leave towards the router, not where FRR takes them
-/// from the table.
+/// FRR's configuration for a node. It sets communities in the route map towards the router, not where FRR imports
+/// routes from the table.
 fn frr_config(table: u32) -> String {
     format!(
         "router bgp 64500\n bgp router-id 10.9.0.1\n no bgp ebgp-requires-policy\n neighbor 10.9.0.254 remote-as 64501\n \

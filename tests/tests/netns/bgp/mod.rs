@@ -71,13 +71,14 @@ fn router_spreads_connections_over_the_nodes_that_serve() {
     bed.wait_for_hops(SOON, &[2, 3]);
     bed.serve(1, "Local", 1);
     bed.wait_for_hops(SOON, &ALL);
-    // An agent that stops leaves its routes to the next one. The command `withdraw` removes them; BGP sessions stay.
+    // An agent that stops leaves its routes in place for the next agent. The command `withdraw` removes them; BGP
+    // sessions stay.
     bed.agents[1].take().unwrap().terminate().unwrap();
     assert_ne!(bed.table(2), "");
     let table = bed.table.to_string();
     run(bed.nodes[1].command(agent::binary()).args(["announce", "withdraw", "--announce-table", &table]))
         .unwrap();
-    // Asked at once: the fence would remove the routes as well, but later.
+    // Checks the table at once, because the fence would also remove the routes, but later.
     assert_eq!(bed.table(2), "");
     bed.wait_for_hops(SOON, &[1, 3]);
     assert!(bed.birdc("router", &["show", "protocols", "n2"]).contains("Established"));
@@ -199,8 +200,8 @@ fn mistakes_are_named_and_lose_nothing() {
 /// Number of BIRD's user and group, which need no entry in `/etc/passwd` and `/etc/group`.
 const BIRD: u32 = 54_321;
 
-/// Replaces the agent of node 1 by one with the capabilities of the packaged unit; `groups` is an option of setpriv. Then
-/// gives the IPv6 session this hold time.
+/// Replaces the agent of node 1 by one with the capabilities of the packaged unit; `groups` is an option of setpriv.
+/// Then gives the IPv6 session this hold time.
 fn run_as_unit(bed: &mut Bed, groups: &str, hold: u32) {
     bed.agents[0].take().unwrap().terminate().unwrap();
     let bounds = format!("--bounding-set=-all{}", supervisor::capabilities());
@@ -217,7 +218,7 @@ fn packaged_unit_in_the_group_of_bird_keeps_the_group_of_its_file() {
     let mut bed = Bed::with_lifetime(1, 1080, 12 * lifetime());
     bed.start_birds();
     bed.wait_for_hops(SOON, &[1]);
-    // BIRD owns its socket, and may read the file, which root owns.
+    // BIRD owns its socket. Root owns the configuration file, which BIRD may read.
     let (file, socket) = (bed.path("bird-1.conf"), bed.path("bird-1.ctl"));
     for (path, owner, mode) in [(&file, 0, 0o640), (&socket, BIRD, 0o660)] {
         chown(path, Some(owner), Some(BIRD)).unwrap();
@@ -368,7 +369,7 @@ fn unhealthy_agent_adds_no_routes_again() {
 
 #[test]
 fn fence_whose_socket_is_removed_goes_on() {
-    // So long that a stall of the agent delays no heartbeat beyond it.
+    // A lifetime so long that no stall of the agent delays a heartbeat beyond it.
     let lifetime = 3 * lifetime();
     let bed = Bed::with_lifetime(1, 1080, lifetime);
     let announced = || (bed.table(1).lines().count() == 4).then_some(());

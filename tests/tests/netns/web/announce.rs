@@ -73,8 +73,8 @@ fn answering(bed: &Bed, address: &str) -> Vec<String> {
     [1, 2].into_iter().filter(answers).map(|number| format!("node{number}")).collect()
 }
 
-/// Opens the page of a Service and waits until the box of its load balancer's address has the text `picture`, and the
-/// row of the address in the table of frontends the text `table`.
+/// Opens the page of a Service and waits until the box of its `LoadBalancer` address has the text `picture`, and both
+/// rows of that address in the table of frontends have the text `table`.
 fn says(browser: &Browser, name: &str, picture: &str, table: &str) {
     open(browser, SERVER, &format!("/services/default/{name}"));
     let boxes = "[...document.querySelectorAll('.picture g')].map((box) => (box.querySelector('title') ?? \

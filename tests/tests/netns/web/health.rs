@@ -14,8 +14,8 @@ use crate::{
 };
 
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8088);
-/// Annotations with which one success makes an endpoint healthy. It takes five failures to make it unhealthy, as a
-/// busy machine may delay some probes.
+/// Annotations with which one success makes an endpoint healthy, and five failures make an endpoint unhealthy: a busy
+/// machine may delay some probes.
 const QUICK: [(&str, &str); 2] =
     [("lb.dev/health-check-healthy-threshold", "1"), ("lb.dev/health-check-unhealthy-threshold", "5")];
 
@@ -74,8 +74,8 @@ fn service_is_first_in_the_list(browser: &Browser) {
     until(browser, "return document.querySelector('tbody tr:not(.gap)').innerText.includes('2 unhealthy')");
 }
 
-/// An endpoint flaps if it becomes unhealthy four times within ten minutes. The test lets it keep failing, so that
-/// it is unhealthy for the rest of the test: the first hold ends after a minute.
+/// An endpoint flaps if it becomes unhealthy four times within ten minutes. The endpoint keeps failing, so it is
+/// unhealthy for the rest of the test, even if the first hold, which lasts a minute, ends earlier.
 fn page_says_until_when_a_flapping_endpoint_is_held(browser: &Browser, status: &AtomicU16) {
     open(browser, SERVER, "/services/default/web");
     for _ in 0..3 {

@@ -66,7 +66,8 @@ impl Drop for Served {
     }
 }
 
-/// Traffic that keeps the pages changing. Beside a browser, that of all kinds of clients leaves a busy machine no time.
+/// Traffic that keeps the pages changing, of only a few clients: beside a browser, clients of all kinds would use up
+/// the CPUs of a busy machine.
 fn few_clients(bed: &Bed) -> Traffic {
     let client = &bed.cluster.client;
     let clients = [
@@ -231,8 +232,8 @@ fn first_paint(browser: &Browser) -> f64 {
     wait_for(LIMIT, || browser.run(paint).ok()?.as_f64()).expect("the browser paints the page")
 }
 
-/// The median time between two frames of a page without a server that replaces 20 rows of a table in each of 240 frames,
-/// in milliseconds.
+/// The median time, in milliseconds, between two frames of a page that needs no server. In each of 240 frames, the page
+/// replaces 20 rows of a table.
 fn frame_of_plain_table(browser: &Browser) -> f64 {
     const SCRIPT: &str = "return new Promise(done => {
         const table = document.body.appendChild(document.createElement('table')), times = [];
@@ -257,8 +258,8 @@ fn frame_of_plain_table(browser: &Browser) -> f64 {
 }
 
 /// Measures up to three times, because other tests may need the CPUs at the same time. Returns the first result, in
-/// milliseconds, that is below the limit. That is `idle` on a machine that is not busy; else it is `times` what the same
-/// browser needs for the `reference`, measured immediately before. Panics if no result is below its limit.
+/// milliseconds, that is below its limit; panics if none is. The limit is the maximum of `idle`, for a machine that is
+/// not busy, and of `times` multiplied by the time that the same browser has just needed for the `reference`.
 fn best_of_three(
     what: &str,
     (idle, times): (f64, f64),

@@ -161,7 +161,8 @@ fn explain_ends_at_the_backends(browser: &Browser, server: SocketAddr) {
     shows(browser, "invalid value 'here' for '--to <ADDR:PORT[/PROTO]>'");
 }
 
-/// Every step links to the documentation. The step about masquerading leads to its section, and the browser goes back.
+/// Every step links to the documentation. The link of the step `masquerade` leads to the section about masquerading.
+/// The browser then goes back.
 fn step_leads_to_its_section(browser: &Browser) {
     until(
         browser,

@@ -27,8 +27,8 @@ mod world;
 /// Number of random worlds in one test.
 const WORLDS: u64 = 120;
 
-/// The outcomes that `explain` predicts at tc for a packet on a wire that begins a flow: one for each backend that it
-/// may get.
+/// The outcomes that `explain` predicts at tc for a packet that arrives on a wire and begins a flow: one outcome for
+/// each backend that the flow may get.
 pub(crate) fn outcomes_at_tc(bed: &Testbed, packet: &Packet, kind: PacketKind) -> Vec<Outcome> {
     let (tuple, hook, now) = (packet.tuple(), HookPoint::Ingress, clock::tick());
     let question = Question { tuple, knows_port: true, kind, hook, from_node: false, device: WIRE, now };
@@ -43,9 +43,9 @@ pub(crate) fn outcomes_at_tc(bed: &Testbed, packet: &Packet, kind: PacketKind) -
 #[derive(Default)]
 struct Coverage {
     pub(super) outcomes: BTreeMap<Outcome, u32>,
-    /// Packets for which `explain` has predicted one backend out of several.
+    /// Number of packets for which `explain` has predicted one backend out of several.
     pub(super) named: u32,
-    /// Packets that XDP processed itself, and those that it left to tc.
+    /// Numbers of packets: those that XDP processed itself, and those that it left to tc.
     pub(super) xdp: [u32; 2],
     pub(super) steps: BTreeSet<String>,
     /// The kinds of source addresses that the programs gave new flows as `explain` had predicted.
@@ -77,7 +77,7 @@ fn run_worlds(bed: &mut Testbed, wires: bool, globals: Globals, worlds: std::ops
         let full = seed % 16 == 7;
         let takeover = seed % 8 == 5;
         let dns = !wires && seed % 4 < 2;
-        // Backends begin at slot 1: their slots in the map `ACTIVE` are the same, and its slot 0 is unused.
+        // Backends begin at slot 1, because each backend has the same slot in the map `ACTIVE`, whose slot 0 is unused.
         let (slot, entry) = (1, 0);
         let seen = &mut seen;
         World { bed, dice, family, wires, globals, slot, entry, full, takeover, dns, seen }.run(&context);

@@ -301,8 +301,8 @@ impl World<'_> {
         Tuple::new(client.into(), vip.into(), from, to, self.pick(&PROTOCOLS))
     }
 
-    /// The tuple of a packet that the node sends. Most are reversed: the reverse of a reply's tuple leads to an
-    /// endpoint from which a flow expects replies.
+    /// The tuple of a packet that the node sends. Reverses most tuples: the reverse of a reply's tuple is that of a
+    /// packet to an endpoint from which a flow expects replies.
     fn tuple_of_node(&mut self) -> Tuple {
         let tuple = self.tuple();
         if self.chance(70) { tuple.reversed() } else { tuple }
@@ -320,7 +320,8 @@ impl World<'_> {
                 return;
             }
             let passes = run.action == XDP_PASS;
-            // If the packet may get one of several backends, XDP may have to leave it to tc for some of them only.
+            // If the packet may get one of several backends, XDP may have to leave the packet to tc for only some of
+            // these backends.
             let is_open = match &explanation.verdict {
                 Conclusion::Begins { backends } => backends.len() > 1,
                 Conclusion::Dropped { outcome } => *outcome == Outcome::ConntrackFull,
@@ -431,8 +432,9 @@ impl World<'_> {
         self.note(explanation);
     }
 
-    /// Asserts that the backend sees the source that the explanation names. Skips masqueraded flows, whose source a
-    /// second flow sets, tunnelled flows, whose packets keep the client's source inside, and flows of the node itself.
+    /// Asserts that the backend sees the source that the explanation names. Skips three kinds of flows: masqueraded
+    /// ones (a second flow sets the source), tunnelled ones (the inner packet keeps the client's source), and those of
+    /// the node itself.
     fn assert_source(&mut self, context: &str, question: &Question, candidate: &Candidate, flow: &Flow) {
         if flow.flags & (flow_flags::MASQUERADED | flow_flags::TUNNEL) != 0
             || flow_flags::is_of_node(flow.flags)

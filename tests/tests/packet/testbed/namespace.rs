@@ -15,8 +15,8 @@ thread_local! {
     static PREPARED: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// Gives the loopback device of this thread's namespace the MAC address of the node. If that is the namespace of the
-/// process, moves the thread to a new one first.
+/// Gives the loopback device of this thread's namespace the MAC address of the node. If the thread is still in the
+/// namespace of the process, first moves the thread to a new namespace.
 pub(super) fn prepare() {
     let mut here = inode("thread-self");
     if PREPARED.get() == Some(here) {

@@ -100,8 +100,8 @@ impl Testbed {
         entries
     }
 
-    /// Inserts an entry, or replaces its flow. A new entry goes to the first free place, or to the overflow if there is
-    /// none or [`Self::take_all_into_overflow`] applies.
+    /// Inserts an entry, or replaces its flow. A new entry goes to the first free place, or to the overflow if no place
+    /// is free or [`Self::take_all_into_overflow`] applies.
     pub(super) fn put_entry(&mut self, key: &Tuple, flow: &Flow) {
         let header = self.header();
         let is_free = |index: &u32| header.takes_all == 0 && Control(self.slot(*index).control).is_free();

@@ -72,7 +72,7 @@ pub(super) struct Line {
     at_ms: u64,
     /// Bytes that each client received: near, far.
     bytes: [u64; 2],
-    /// Downloads of each client that have failed so far.
+    /// Number of downloads of each client that have failed so far.
     failed: [usize; 2],
 }
 
@@ -102,7 +102,7 @@ impl Tally {
         }
     }
 
-    /// Connections that ended although a node could serve them.
+    /// Number of connections that ended although a node could serve them.
     fn broken(&self) -> usize {
         if self.fate == Fate::PodDied { 0 } else { self.connections - self.complete }
     }
@@ -133,7 +133,7 @@ pub(super) fn timeline(start: Instant, samples: &[Vec<Sample>; 2]) -> Vec<Line> 
 }
 
 impl Report {
-    /// Connections that ended although a node could serve them.
+    /// Number of connections that ended although a node could serve them.
     pub(super) fn broken(&self) -> usize {
         self.scenes.iter().flat_map(|scene| &scene.tallies).map(Tally::broken).sum()
     }

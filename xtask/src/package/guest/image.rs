@@ -12,13 +12,14 @@ use crate::process;
 use crate::vm::kernel::Kernel;
 use crate::vm::tree::Tree;
 
-/// Packages beside the essential ones: systemd as process 1, what loads drivers, `ip`, a web server, and its client.
+/// Packages beside the essential ones: systemd as process 1, the programs that load drivers, `ip`, a web server, and an
+/// HTTP client.
 const PACKAGES: &str = "systemd-sysv,udev,kmod,iproute2,busybox,curl";
 /// Folders of Debian's root file system that the guest does not need, or that hold device files.
 const LEFT_OUT: [&str; 5] =
     ["dev", "usr/share/doc", "usr/share/locale", "var/cache/apt", "var/lib/apt/lists"];
-/// Process 1 at first. systemd gives services a root file system of their own by `pivot_root`, which the kernel refuses
-/// in an initramfs. So this copies Debian to a tmpfs.
+/// The script that is process 1 at first. systemd gives services a root file system of their own by `pivot_root`, which
+/// the kernel refuses in an initramfs. So the script copies Debian to a tmpfs.
 const INIT: &str = "\
 #!/bin/sh
 mkdir /new
@@ -28,8 +29,9 @@ for entry in /*; do
 done
 exec switch_root /new /sbin/init
 ";
-/// Runs the commands that arrive at the second serial port, after the line by which [`Shell`](super::shell::Shell)
-/// knows that it runs. Standard error is no terminal, so the shell prints no prompt.
+/// The unit that runs the commands from the second serial port. It first prints the line that tells
+/// [`Shell`](super::shell::Shell) that the shell has started. Standard error is no terminal, so the shell prints no
+/// prompt.
 const SHELL: &str = "\
 [Service]
 ExecStartPre=/bin/stty --file=/dev/ttyS1 -echo -onlcr

@@ -1,5 +1,5 @@
-//! A package's life in a guest. The other host reaches the Service of Kubernetes' documentation by name, until the package
-//! is removed.
+//! A package's life in a guest. The other host reaches the Service of Kubernetes' documentation by name, until the
+//! package is removed.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! `cargo xtask package --guest`: the package in fresh Debians with systemd, emulated by qemu, each beside another host.
+//! `cargo xtask package --guest`: the package in fresh Debians with systemd, emulated by qemu, each beside another
+//! host.
 //!
 //! ```text
 //! tutorial  the commands of docs/standalone.md     image    the root file system of a guest

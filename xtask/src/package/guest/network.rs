@@ -42,7 +42,8 @@ impl OtherHost {
         self.netns.command(program)
     }
 
-    /// Sends a request to the Service by its name; returns the address of the Service if the answer is the expected one.
+    /// Sends a request to the Service by its name; returns the address of the Service if the answer is the expected
+    /// one.
     pub(super) fn reach_by_name(&self, expected: &str) -> anyhow::Result<String> {
         let entry = self.run(&["getent", "ahostsv4", NAME])?;
         self.expect_answer(NAME, expected)?;
@@ -50,8 +51,8 @@ impl OtherHost {
         Ok(address.to_owned())
     }
 
-    /// Sends requests to `host`, one after the other, until `work` has ended; fails unless each gets the expected answer.
-    /// Returns the number of requests.
+    /// Sends requests to `host`, one after the other, until `work` has ended; fails unless each gets the expected
+    /// answer. Returns the number of requests.
     pub(super) fn request_while(
         &self,
         host: &str,

@@ -14,7 +14,7 @@ use super::network::{self, OtherHost};
 use crate::vm::kernel::Kernel;
 use crate::vm::qemu;
 
-/// The word before the exit code that ends the output of each command.
+/// The word that begins the line after the output of each command. The exit code of the command follows in this line.
 const END: &str = "@exit";
 /// How long a command may take, and how long the guest may take to boot or to power off.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -48,7 +48,7 @@ impl Shell {
         Ok(shell)
     }
 
-    /// Runs a command; fails if it does.
+    /// Runs a command; fails if the command fails.
     pub(super) fn run(&mut self, command: &str) -> anyhow::Result<()> {
         self.output(command).map(drop)
     }
