@@ -56,7 +56,8 @@ impl ConfigFile {
                 }
                 Ok(config) => {
                     let Err(error) = named_files::check(&config) else { return path };
-                    // Checks again although this file stays as it is: another file may change.
+                    // Checks again in the next period even if this file does not change: a file that it names may
+                    // change.
                     judged = None;
                     Some(error)
                 }

@@ -1,5 +1,6 @@
 //! The watches that DNS names need: all Services, EndpointSlices and Namespaces. The proxy's own watches leave out
-//! headless Services and their slices, and keep no port of the Services of other proxies.
+//! headless Services and their slices, and discard the ports of Services that another proxy serves (those with the
+//! label `service.kubernetes.io/service-proxy-name`).
 
 use std::{convert::Infallible, sync::Arc, time::SystemTime};
 

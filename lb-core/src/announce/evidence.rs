@@ -34,7 +34,7 @@ impl Evidence {
         self.voters.binary_search(name).ok()
     }
 
-    /// Adds the grant of the voter with this index to a request that the candidate sent at the time `sent`.
+    /// Records that the voter with this index has granted `address` in answer to a request that was sent at `sent`.
     pub(super) fn add(&mut self, address: IpAddr, voter: usize, sent: Nanos) {
         let times = self.times.entry(address).or_insert_with(|| vec![None; self.voters.len()]);
         if let Some(time) = times.get_mut(voter) {

@@ -110,7 +110,7 @@ pub struct Options {
     pub capacities: Capacities,
     /// How programs are attached at tc; `None` uses tcx if the kernel has it.
     pub attach: Option<AttachMode>,
-    /// Which sockets are served; `None` for none.
+    /// Sockets whose Service addresses the socket programs translate; `None`: no socket programs are loaded.
     pub sockets: Option<SocketOptions>,
     /// Which wire devices get the XDP program.
     pub xdp: XdpOption,

@@ -274,9 +274,9 @@ impl NodeSockets {
     }
 
     /// Destroys the UDP sockets for whose virtual address and backend `is_stale` returns true. Returns the number of
-    /// destroyed sockets. If the socket programs serve the node, a socket for which they have recorded no backend was
-    /// connected to an address that was no virtual address at that time. For such a socket, both arguments of
-    /// `is_stale` are this address.
+    /// destroyed sockets. If the map has no entry for a socket's current peer, the result depends on the socket
+    /// programs. If they serve this network namespace, the peer was no virtual address when the process connected: both
+    /// arguments of `is_stale` are the peer. If they do not, the function skips the socket.
     ///
     /// # Errors
     /// The map cannot be read, the kernel fails to list sockets, or does not destroy a socket. In the last case the

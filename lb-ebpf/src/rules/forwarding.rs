@@ -80,8 +80,9 @@ pub const fn flags_of(forwarding: Forwarding, is_routed: bool) -> u8 {
 }
 
 /// Whether packets of a flow are sent on although there is no room for its entry. True for tunnelled flows of a service
-/// with Maglev: no reply passes this node, and the table chooses the same backend for each packet of a connection until
-/// the backends change. At an address where only a SYN begins a flow, the packets after the SYN would need the entry.
+/// with Maglev: no reply passes this node, and the Maglev table chooses the same backend for each packet of a
+/// connection until the backends change. Exception: false if only a SYN begins a flow of the service, because without
+/// an entry the packets after the SYN would not be forwarded.
 #[inline(always)]
 pub const fn needs_no_entry(is_tunnelled: bool, service: &Service) -> bool {
     is_tunnelled && service.scheduler == Scheduler::Maglev as u8 && !service.requires_syn()

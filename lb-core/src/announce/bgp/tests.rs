@@ -419,7 +419,7 @@ fn object_with_an_error_holds_back_its_peers_only() {
         let is_new = now["metallb-system/r"].contains("hold time 9;");
         assert_eq!(is_new, !held_back.contains(&"r"), "{error}");
         assert!(now.contains_key("metallb-system/u") && !now.contains_key("metallb-system/t"), "{error}");
-        // A restarted agent knows the text only from the file.
+        // After a restart, `last` is the text that the agent reads back from BIRD's file: it must stay the same.
         assert_eq!(found.text(&text, true), text, "{error}");
     }
 }
@@ -475,7 +475,7 @@ fn session_stays_while_an_object_that_it_was_made_from_is_unread() {
         }
         assert!(text.contains("router id 10.0.0.9;"), "{name}: {text}");
         assert_eq!(unread.may_ask_for_routes(), routes, "{name}");
-        // A restarted agent knows the text only from the file.
+        // After a restart, `last` is the text that the agent reads back from BIRD's file: it must stay the same.
         assert_eq!(found(&left, &unread).text(&text, true), text, "{name}");
         let gone = found(&left, &Unread::default()).text(&last, true);
         assert_ne!(sessions_of(&gone).get("metallb-system/r"), before.get("metallb-system/r"), "{name}");

@@ -125,7 +125,7 @@ fn prepare_forward(setup: &mut FlowSetup) {
 /// Deletes the entries that [`claim`] has inserted.
 #[inline(never)]
 pub(super) fn release(setup: &mut FlowSetup) {
-    // The entries of the second flow may be gone already.
+    // Another CPU or GC may have deleted either entry already; `remove` ignores a missing entry.
     table::remove(&setup.to);
     setup.key = setup.from_backend();
     table::remove(&setup.key);

@@ -68,7 +68,7 @@ fields! {
     request: FlowRequest,
     /// The flow that is being created.
     setup: FlowSetup,
-    /// Keys of a connection that ends.
+    /// Keys and places of entries that may be deleted together, because a flow ends, is replaced or is evicted.
     keys: Keys,
     /// The key of the entry that is looked up or changed in the overflow.
     overflow_key: Tuple,

@@ -95,8 +95,8 @@ impl Xdp {
     }
 }
 
-/// Checks that the packet can be sent as it is: it fits the `mtu`, has hops left, and has its checksum. tc handles all
-/// other packets.
+/// Checks that the packet can be sent as it is: it fits `mtu`, its TTL or hop limit allows another hop, and its
+/// checksum is complete (not left to the device). tc handles all other packets.
 #[inline(always)]
 pub(super) fn check(xdp: &Xdp, packet: &Packet, mtu: u32) -> Result<(), Outcome> {
     let length = packet.length;

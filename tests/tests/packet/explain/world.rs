@@ -301,8 +301,8 @@ impl World<'_> {
         Tuple::new(client.into(), vip.into(), from, to, self.pick(&PROTOCOLS))
     }
 
-    /// The tuple of a packet that the node sends. Reverses most tuples: the reverse of a reply's tuple is that of a
-    /// packet to an endpoint from which a flow expects replies.
+    /// A random tuple for a packet that the node sends. Reverses 70% of the tuples, so that many packets go to an
+    /// endpoint: if the tuple is the key of a reverse entry (endpoint to client), its reverse goes to that endpoint.
     fn tuple_of_node(&mut self) -> Tuple {
         let tuple = self.tuple();
         if self.chance(70) { tuple.reversed() } else { tuple }
