@@ -19,11 +19,10 @@ use crate::{
 const IDLE: Duration = Duration::from_secs(10);
 /// Maximum number of queries of a connection whose answers are unknown or not yet sent.
 const MOST_QUERIES: usize = 32;
-/// Number of bytes as which an unknown answer counts.
-const UNKNOWN: usize = 4096;
-/// Maximum number of bytes of a connection's answers that are not yet sent. Even while [`MOST_QUERIES`] answers are
-/// unknown, there is room for a large answer.
-const MOST_BYTES: usize = 2 * MOST_QUERIES * UNKNOWN;
+/// Maximum size of an answer in bytes.
+const LARGEST: usize = u16::MAX as usize;
+/// Maximum number of bytes of a connection's answers that are not yet sent. An unknown answer counts as [`LARGEST`].
+const MOST_BYTES: usize = 8 * LARGEST;
 
 /// Answers the queries of connections to the socket.
 pub(crate) async fn serve(server: Arc<Server>, listener: TcpListener) -> Infallible {
@@ -58,34 +57,20 @@ pub(crate) async fn serve(server: Arc<Server>, listener: TcpListener) -> Infalli
     }
 }
 
-/// The room for the answers of a connection, of [`MOST_BYTES`].
-#[derive(Clone)]
-struct Room(Arc<Semaphore>);
-
-impl Room {
-    /// Waits until there is room for `bytes`.
-    async fn reserve(&self, bytes: usize) -> io::Result<OwnedSemaphorePermit> {
-        let bytes = u32::try_from(bytes).map_err(io::Error::other)?;
-        Arc::clone(&self.0).acquire_many_owned(bytes).await.map_err(io::Error::other)
-    }
-
-    /// Waits until there is room for the answer; `part` of it, [`UNKNOWN`] bytes, is reserved. An empty answer stands
-    /// for one that could not be encoded.
-    async fn answer(&self, bytes: Option<Vec<u8>>, mut part: OwnedSemaphorePermit) -> io::Result<Answer> {
-        let bytes = bytes.unwrap_or_default();
-        if bytes.len() > UNKNOWN {
-            part.merge(self.reserve(bytes.len() - UNKNOWN).await?);
-        } else {
-            drop(part.split(UNKNOWN - bytes.len()));
-        }
-        Ok(Answer { bytes, _room: part })
-    }
-}
-
-/// An answer that is not yet sent, and its room.
+/// An answer that is not yet sent, and its share of [`MOST_BYTES`]. An empty answer stands for one that could not be
+/// encoded.
 struct Answer {
     bytes: Vec<u8>,
     _room: OwnedSemaphorePermit,
+}
+
+impl Answer {
+    /// An answer that keeps only the part of `room` that it needs. The caller has reserved [`LARGEST`] bytes.
+    fn new(bytes: Option<Vec<u8>>, mut room: OwnedSemaphorePermit) -> Self {
+        let bytes = bytes.unwrap_or_default();
+        drop(room.split(LARGEST.saturating_sub(bytes.len())));
+        Self { bytes, _room: room }
+    }
 }
 
 /// Answers the queries of a connection, each as soon as its answer is known, until the client closes the connection or
@@ -96,16 +81,16 @@ async fn serve_connection(server: Arc<Server>, stream: TcpStream) -> io::Result<
     tokio::try_join!(read(server, reader, answers), write(writer, due)).map(|_| ())
 }
 
-/// Reads queries. Reserves a place in `answers` and some room before it reads each query, so it stops reading if the
-/// client does not receive the answers.
+/// Reads queries. Reserves a place in `answers` and room for the largest answer before it reads each query, so it stops
+/// reading if the client does not receive the answers.
 async fn read(
     server: Arc<Server>,
     mut reader: impl AsyncRead + Unpin,
     answers: mpsc::Sender<Answer>,
 ) -> io::Result<()> {
-    let room = Room(Arc::new(Semaphore::new(MOST_BYTES)));
+    let rooms = Arc::new(Semaphore::new(MOST_BYTES));
     while let Ok(place) = answers.clone().reserve_owned().await {
-        let part = room.reserve(UNKNOWN).await?;
+        let room = Arc::clone(&rooms).acquire_many_owned(u16::MAX.into()).await.map_err(io::Error::other)?;
         let Ok(Ok(length)) = timeout(IDLE, reader.read_u16()).await else { return Ok(()) };
         let mut bytes = vec![0; length.into()];
         timeout(IDLE, reader.read_exact(&mut bytes)).await??;
@@ -113,15 +98,13 @@ async fn read(
         let read = query::read(&bytes);
         match (server.begin(&read, u16::MAX), read) {
             (Begun::Answered(reply), _) => {
-                place.send(room.answer(server.encode(&reply, u16::MAX), part).await?);
+                place.send(Answer::new(server.encode(&reply, u16::MAX), room));
             }
             (Begun::Outside(reply, name), Ok(query)) => {
-                let (server, room) = (Arc::clone(&server), room.clone());
+                let server = Arc::clone(&server);
                 tokio::spawn(async move {
                     let reply = server.complete(&query, reply, name).await;
-                    if let Ok(answer) = room.answer(server.encode(&reply, u16::MAX), part).await {
-                        place.send(answer);
-                    }
+                    place.send(Answer::new(server.encode(&reply, u16::MAX), room));
                 });
             }
             (Begun::Dropped | Begun::Outside(..), _) => {
@@ -133,9 +116,13 @@ async fn read(
     Ok(())
 }
 
-/// Sends answers until the client has sent its last query and all are answered. An empty answer ends the connection.
+/// Sends answers until the client has sent its last query and all are answered. An empty answer is an error, which ends
+/// the connection.
 async fn write(mut writer: OwnedWriteHalf, mut due: mpsc::Receiver<Answer>) -> io::Result<()> {
-    while let Some(answer) = due.recv().await.filter(|answer| !answer.bytes.is_empty()) {
+    while let Some(answer) = due.recv().await {
+        if answer.bytes.is_empty() {
+            return Err(io::Error::other("an answer could not be encoded"));
+        }
         let length = u16::try_from(answer.bytes.len()).map_err(io::Error::other)?;
         let bytes = [&length.to_be_bytes()[..], &answer.bytes].concat();
         timeout(IDLE, writer.write_all(&bytes)).await??;
@@ -167,7 +154,7 @@ mod tests {
         while let Ok(answer) = due.try_recv() {
             sizes.push(answer.bytes.len());
         }
-        assert_eq!(sizes.len(), MOST_BYTES / 65_535, "{sizes:?}");
+        assert_eq!(sizes.len(), MOST_BYTES / LARGEST, "{sizes:?}");
         assert!(sizes.iter().all(|size| *size > 60_000), "{sizes:?}");
     }
 }

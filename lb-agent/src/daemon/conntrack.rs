@@ -396,8 +396,7 @@ async fn delete_masqueraded(conntrack: Conntrack) -> anyhow::Result<Result<(), D
 /// Closes UDP sockets that are connected through a frontend to a backend that the frontend has lost, and UDP sockets
 /// that processes connected to the address and port of a frontend before a Service had them.
 async fn close_sockets(sockets: NodeSockets, stale: Stale) -> anyhow::Result<Result<(), DatapathError>> {
-    let closed =
-        task::spawn_blocking(move || sockets.destroy_udp(|vip, backend| stale.is_socket(vip, backend)));
+    let closed = task::spawn_blocking(move || sockets.destroy_udp(|vip, peer| stale.is_socket(vip, peer)));
     Ok(closed.await?.map(|sockets| {
         if sockets > 0 {
             info!(sockets, "closed UDP sockets: their backends are gone, or their Services are new");
@@ -419,15 +418,15 @@ impl Stale {
         self.is(&frontend, (flow.to.destination, flow.to.destination_port))
     }
 
-    /// Whether a socket that is connected through `vip` to `backend` must be closed. If both are the same, the socket
-    /// programs have left the address as it was, or have connected the socket to port 0 of the node because no Service
-    /// had the port that the process named: such a socket must be closed once a Service may have that address and port.
-    fn is_socket(&self, vip: &Endpoint, backend: &Endpoint) -> bool {
-        let frontend = ServiceKey::new(vip.address, vip.port, protocol::UDP);
-        if vip == backend {
-            return self.begun.contains(&frontend) || (vip.port == 0 && !self.begun.is_empty());
+    /// Whether a socket that is connected through `vip` to `peer` must be closed. Without `vip`, the socket programs have
+    /// left the address as it was, or have connected the socket to port 0 of the node because no Service had the port
+    /// that the process named: such a socket must be closed once a Service may have that address and port.
+    fn is_socket(&self, vip: Option<&Endpoint>, peer: &Endpoint) -> bool {
+        let key = |endpoint: &Endpoint| ServiceKey::new(endpoint.address, endpoint.port, protocol::UDP);
+        match vip {
+            Some(vip) => self.is(&key(vip), (peer.address, peer.port)),
+            None => self.begun.contains(&key(peer)) || (peer.port == 0 && !self.begun.is_empty()),
         }
-        self.is(&frontend, (backend.address, backend.port))
     }
 
     fn is(&self, frontend: &ServiceKey, endpoint: (Address, u16)) -> bool {
@@ -481,18 +480,16 @@ mod tests {
         assert!(stale("10.96.0.53", "10.1.0.5", 53));
         assert!(!stale("10.96.0.53", "10.1.0.5", 5353));
         assert!(!stale("10.96.0.54", "10.1.0.6", 5353), "another frontend");
-        let socket = |vip: &str, backend: (&str, u16)| {
-            those.is_socket(&Endpoint::new(ip(vip), 53), &Endpoint::new(ip(backend.0), backend.1))
-        };
-        assert!(socket("10.96.0.53", ("10.1.0.6", 5353)));
-        assert!(!socket("10.96.0.53", ("10.1.0.5", 5353)));
-        assert!(socket("10.96.0.53", ("10.96.0.53", 53)), "connected before there was a Service");
-        assert!(!socket("10.96.0.54", ("10.96.0.54", 53)), "another address");
-        let nowhere = Endpoint::new(ip("192.0.2.9"), 0);
-        assert!(those.is_socket(&nowhere, &nowhere), "connected to a port of no Service");
+        let end = |address: &str, port| Endpoint::new(ip(address), port);
+        let vip = end("10.96.0.53", 53);
+        assert!(those.is_socket(Some(&vip), &end("10.1.0.6", 5353)));
+        assert!(!those.is_socket(Some(&vip), &end("10.1.0.5", 5353)));
+        assert!(those.is_socket(Some(&vip), &vip), "the endpoint had the virtual address itself");
+        assert!(those.is_socket(None, &vip), "connected before there was a Service");
+        assert!(!those.is_socket(None, &end("10.96.0.54", 53)), "another address");
+        assert!(those.is_socket(None, &end("192.0.2.9", 0)), "connected to a port of no Service");
         let later = Stale { begun: StaleFrontends::new(), ..those };
-        let known = Endpoint::new(ip("10.96.0.53"), 53);
-        assert!(!later.is_socket(&known, &known), "the Service had the address before");
-        assert!(!later.is_socket(&nowhere, &nowhere));
+        assert!(!later.is_socket(None, &vip), "the Service had the address before");
+        assert!(!later.is_socket(None, &end("192.0.2.9", 0)));
     }
 }

@@ -198,11 +198,6 @@ impl Manifests {
         self.awaits_moves = awaits;
     }
 
-    /// Whether an object stays in force although no readable document defines it.
-    pub fn keeps_missing(&self) -> bool {
-        !self.missing.is_empty()
-    }
-
     /// How many addresses of each pool are in use.
     pub fn pool_usage(&self) -> Vec<PoolUsage> {
         self.addresses.pool_usage()

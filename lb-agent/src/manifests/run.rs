@@ -84,8 +84,7 @@ pub async fn run(
     // The watch must exist before the first read, so that it reports changes after that read.
     let watch = Watch::new(&dir).map_err(|source| ManifestsError::Watch { dir: dir.clone(), source })?;
     let names = options.names;
-    let missing_since = Instant::now();
-    Follower { dir, watch, events, published, names, missing_since }.follow(manifests).await
+    Follower { dir, watch, events, published, names, awaits_since: None }.follow(manifests).await
 }
 
 /// The channels through which this source publishes, in addition to the events for the writer. Each holds the latest
@@ -116,8 +115,9 @@ struct Follower {
     events: mpsc::Sender<SourceEvent>,
     published: Published,
     names: Option<Arc<Names>>,
-    /// Since when objects stay in force although no readable document defines them, or the time of the last check.
-    missing_since: Instant,
+    /// Since when objects that have disappeared from their files stay, because other files wait to be read; `None` if
+    /// the last load has removed such objects.
+    awaits_since: Option<Instant>,
 }
 
 impl Follower {
@@ -178,10 +178,12 @@ impl Follower {
         self.distrust(&mut edits)?;
         let expects_more = !self.watch.is_settled();
         manifests.set_expects_more(expects_more);
-        if !manifests.keeps_missing() {
-            self.missing_since = Instant::now();
+        let since = *self.awaits_since.get_or_insert_with(Instant::now);
+        let awaits_moves = expects_more && since.elapsed() < MOVE;
+        if !awaits_moves {
+            self.awaits_since = None;
         }
-        manifests.set_awaits_moves(expects_more && self.missing_since.elapsed() < MOVE);
+        manifests.set_awaits_moves(awaits_moves);
         let apply = move || {
             let update = manifests.apply(&edits);
             (manifests, update)
@@ -314,8 +316,8 @@ mod tests {
         let watch = Watch::new(&dir).unwrap();
         let events = mpsc::channel(8).0;
         let manifests = Manifests::new(&options, &Contents::default());
-        let (published, missing_since) = (Published::default(), Instant::now());
-        (root, Follower { dir, watch, events, published, names: None, missing_since }, manifests)
+        let published = Published::default();
+        (root, Follower { dir, watch, events, published, names: None, awaits_since: None }, manifests)
     }
 
     fn swap(root: &TempDir) {

@@ -273,10 +273,10 @@ impl NodeSockets {
         })
     }
 
-    /// Destroys the UDP sockets for whose virtual address and backend `is_stale` returns true. Returns the number of
-    /// destroyed sockets. If the map has no entry for a socket's current peer, the result depends on the socket
-    /// programs. If they serve this network namespace, the peer was no virtual address when the process connected: both
-    /// arguments of `is_stale` are the peer. If they do not, the function skips the socket.
+    /// Destroys the UDP sockets for which `is_stale` returns true, given the virtual address and the peer. Returns the
+    /// number of destroyed sockets. The virtual address is `None` for a socket that the socket programs have connected
+    /// to no backend, because its peer was no virtual address when the process connected it. If the programs do not
+    /// serve this network namespace, the function skips such sockets.
     ///
     /// # Errors
     /// The map cannot be read, the kernel fails to list sockets, or does not destroy a socket. In the last case the
@@ -284,16 +284,16 @@ impl NodeSockets {
     /// destroys nothing and returns no error.)
     pub fn destroy_udp(
         &self,
-        is_stale: impl Fn(&Endpoint, &Endpoint) -> bool,
+        is_stale: impl Fn(Option<&Endpoint>, &Endpoint) -> bool,
     ) -> Result<usize, DatapathError> {
         let mut destroyed = Vec::new();
         let why = |socket: &NodeSocket| {
             let peer = socket.remote();
             // The process may have connected the socket to another address since.
             let recorded = self.udp.get(&socket.cookie())?.filter(|recorded| recorded.backend == peer);
-            let unchanged = SocketConnection { vip: peer, backend: peer };
-            let connection = recorded.or_else(|| self.are_served.then_some(unchanged));
-            Ok(connection.filter(|SocketConnection { vip, backend }| is_stale(vip, backend)).map(drop))
+            let vip = recorded.map(|recorded| recorded.vip);
+            let is_known = vip.is_some() || self.are_served;
+            Ok((is_known && is_stale(vip.as_ref(), &peer)).then_some(()))
         };
         self.destroy(protocol::UDP, why, &mut destroyed)?;
         Ok(destroyed.len())
