@@ -45,13 +45,19 @@ const MOST_WAITING: usize = 20_000;
 
 /// Enlarges the buffers. Without `CAP_NET_ADMIN`, they get as large as `net.core.rmem_max` and `wmem_max` allow.
 pub(crate) fn enlarge_buffers(socket: &UdpSocket) {
-    let forced = sockopt::set_socket_recv_buffer_size_force(socket, RECEIVE_BUFFER);
-    if let Err(error) = forced.or_else(|_| sockopt::set_socket_recv_buffer_size(socket, RECEIVE_BUFFER)) {
-        debug!("cannot enlarge the receive buffer of the DNS server: {error}");
-    }
-    let forced = sockopt::set_socket_send_buffer_size_force(socket, SEND_BUFFER);
-    if let Err(error) = forced.or_else(|_| sockopt::set_socket_send_buffer_size(socket, SEND_BUFFER)) {
-        debug!("cannot enlarge the send buffer of the DNS server: {error}");
+    use sockopt::{
+        set_socket_recv_buffer_size, set_socket_recv_buffer_size_force, set_socket_send_buffer_size,
+        set_socket_send_buffer_size_force,
+    };
+
+    let received = set_socket_recv_buffer_size_force(socket, RECEIVE_BUFFER)
+        .or_else(|_| set_socket_recv_buffer_size(socket, RECEIVE_BUFFER));
+    let sent = set_socket_send_buffer_size_force(socket, SEND_BUFFER)
+        .or_else(|_| set_socket_send_buffer_size(socket, SEND_BUFFER));
+    for (buffer, result) in [("receive", received), ("send", sent)] {
+        if let Err(error) = result {
+            debug!("cannot enlarge the {buffer} buffer of the DNS server: {error}");
+        }
     }
 }
 

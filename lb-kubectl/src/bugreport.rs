@@ -1,16 +1,11 @@
 //! `bugreport`: the archives of all nodes in one.
 
-use std::{
-    fmt::Write as _,
-    fs::{self, File},
-    io,
-    path::PathBuf,
-};
+use std::{fmt::Write as _, fs::File, io, path::PathBuf};
 
 use anyhow::Context as _;
 use jiff::Timestamp;
 use lb_output::{
-    archive::{Archive, create},
+    archive::{Archive, create, discard},
     print,
 };
 
@@ -40,8 +35,7 @@ pub(crate) async fn bugreport(cluster_args: &ClusterArgs, args: BugreportArgs) -
             (node.name.as_str(), result.as_ref().err().map(ToString::to_string))
         }));
     if let Err(error) = write(file, &name, &answers, now) {
-        // Half an archive would be in the way of the next attempt.
-        let _removed = fs::remove_file(&path);
+        discard(&path);
         return Err(error).with_context(|| format!("cannot write {}", path.display()));
     }
     let collected = answers.iter().filter(|answer| answer.result.is_ok()).count();

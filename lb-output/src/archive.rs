@@ -1,7 +1,7 @@
 //! Archives of bug reports: a folder of files as `.tar`, readable by its owner only.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, Write},
     os::unix::fs::OpenOptionsExt as _,
     path::Path,
@@ -23,6 +23,12 @@ pub fn create(path: &Path) -> anyhow::Result<File> {
         .mode(0o600)
         .open(path)
         .with_context(|| format!("cannot create {}; set another --output", path.display()))
+}
+
+/// Removes an archive that could not be written whole: it would be in the way of the next attempt. Ignores errors, because
+/// the caller reports why the archive could not be written.
+pub fn discard(path: &Path) {
+    let _removed = fs::remove_file(path);
 }
 
 /// An archive that is being written: files in one folder, all with the same modification time.

@@ -25,6 +25,9 @@ use crate::cgroup;
 /// Folder in which `ip netns` stores names of namespaces.
 pub(crate) const NETNS_FOLDER: &str = "/run/netns";
 
+/// Folder of the agents' sockets and records.
+const AGENT_FILES: &str = "/run/lb-agent";
+
 /// A resource of this machine that can outlive the process that created it.
 #[derive(Clone, Debug)]
 pub enum Resource {
@@ -71,13 +74,25 @@ fn remove_folder(path: &Path) -> io::Result<()> {
     absent_is_fine(fs::remove_dir_all(path))
 }
 
-/// The files in `/run/lb-agent` of the agent with this BPF file system. The file names begin with device and inode of
-/// the directory of pins. Empty if that directory does not exist.
+/// The start of the names of the files that the agent with this BPF file system keeps in `/run/lb-agent`: device and
+/// inode of the directory of pins. `None` without that directory.
+fn agent_identity(bpffs: &Path) -> Option<String> {
+    let pins = fs::metadata(bpffs.join("lb")).ok()?;
+    Some(format!("{:x}-{:x}", pins.dev(), pins.ino()))
+}
+
+/// The file in `/run/lb-agent` of the agent with this BPF file system whose name has this ending, such as `.sock`.
+/// Panics if there is no directory of pins.
+pub fn agent_file(bpffs: &Path, ending: &str) -> PathBuf {
+    let identity = agent_identity(bpffs).expect("the directory of pins");
+    Path::new(AGENT_FILES).join(identity + ending)
+}
+
+/// All files in `/run/lb-agent` of the agent with this BPF file system; none without a directory of pins.
 pub fn agent_files(bpffs: &Path) -> Vec<PathBuf> {
-    let Ok(pins) = fs::metadata(bpffs.join("lb")) else { return Vec::new() };
-    let identity = format!("{:x}-{:x}", pins.dev(), pins.ino());
+    let Some(identity) = agent_identity(bpffs) else { return Vec::new() };
     let is_own = |name: &str| name.strip_prefix(&identity).is_some_and(|rest| rest.starts_with(['.', '-']));
-    let entries = fs::read_dir("/run/lb-agent").into_iter().flatten().filter_map(Result::ok);
+    let entries = fs::read_dir(AGENT_FILES).into_iter().flatten().filter_map(Result::ok);
     let own = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_own));
     own.map(|entry| entry.path()).collect()
 }

@@ -102,9 +102,9 @@ impl Devices {
             }
         }
         for kind in [DeviceKind::Wire, DeviceKind::Workload] {
-            let is_served = |device: &&Device| failed.iter().all(|(point, _)| point.index != device.index);
-            let count = devices.iter().filter(|device| device.kind == kind).filter(is_served).count();
-            self.metrics.set_devices(kind.as_str(), count);
+            let of_kind = devices.iter().filter(|device| device.kind == kind);
+            let served = of_kind.filter(|device| is_served(device.index, &failed)).count();
+            self.metrics.set_devices(kind.as_str(), served);
         }
         let report = |device: Device| {
             let Device { index, name, kind, .. } = device;
@@ -121,7 +121,7 @@ impl Devices {
     fn report_catch(&self, devices: &[Device], failed: &[(AttachPoint, DatapathError)]) {
         let device = devices.iter().find(|device| device.kind == DeviceKind::Catch);
         let index = device.map(|device| device.index);
-        let served = index.filter(|index| failed.iter().all(|(point, _)| point.index != *index));
+        let served = index.filter(|index| is_served(*index, failed));
         self.catch.send_if_modified(|known| {
             let modified = *known != served;
             *known = served;
@@ -153,4 +153,9 @@ impl Devices {
             warn_new(&mut failures, failure.as_slice());
         }
     }
+}
+
+/// Whether the device with this index has all its programs at tc, given the attachments that have failed.
+fn is_served(index: u32, failed: &[(AttachPoint, DatapathError)]) -> bool {
+    failed.iter().all(|(point, _)| point.index != index)
 }

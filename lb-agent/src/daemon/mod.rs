@@ -23,7 +23,7 @@ mod http;
 mod ipsec;
 pub mod logging;
 mod memory;
-mod named_files;
+pub(crate) mod named_files;
 mod node;
 mod open_files;
 mod published;

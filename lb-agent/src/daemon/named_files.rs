@@ -22,19 +22,22 @@ pub(super) fn check(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Who may see the web pages.
+/// Returns whether the web pages need a token, and which one.
 ///
 /// # Errors
 /// The file with the token is unreadable or has no valid token, or the address needs a token and there is no file.
 pub(super) fn access_to_pages(WebConfig { address, token_file }: &WebConfig) -> anyhow::Result<Access> {
-    let token = token_file.as_deref().map(read_token).transpose()?;
+    let token = token_file.as_deref().map(|file| read_token("--web-token-file", file)).transpose()?;
     Access::new(*address, token)
         .with_context(|| format!("--web-bind-address {address} needs --web-token-file"))
 }
 
-/// Reads the token of `--web-token-file`.
-fn read_token(file: &Path) -> Result<Token, ConfigError> {
-    let wrong = |reason: String| refused("--web-token-file", file.display(), reason);
+/// Reads the token with which users of the web pages log in, from the file that `flag` names.
+///
+/// # Errors
+/// The file is unreadable or has no valid token.
+pub(crate) fn read_token(flag: &'static str, file: &Path) -> Result<Token, ConfigError> {
+    let wrong = |reason: String| refused(flag, file.display(), reason);
     let text = fs::read_to_string(file).map_err(|error| wrong(format!("cannot read it: {error}")))?;
     Token::new(&text).map_err(|error| wrong(error.to_string()))
 }

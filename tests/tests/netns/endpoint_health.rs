@@ -5,7 +5,6 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Write as _},
     net::{Ipv6Addr, TcpListener},
-    os::unix::fs::MetadataExt as _,
     sync::{
         Arc,
         atomic::{AtomicU16, Ordering},
@@ -15,6 +14,7 @@ use std::{
 };
 
 use lb_tests::{
+    cleanup::agent_file,
     client::{Connection, PATIENCE, REFUSED, ask_http},
     cluster::ClientLink,
     http as http_client,
@@ -164,8 +164,7 @@ fn all_unhealthy_endpoints_are_used_unless_the_service_fails_closed() {
 
 /// Whether the file of unhealthy targets, which the next agent reads, contains both addresses of pod2.
 fn is_recorded(bed: &Bed) -> bool {
-    let pins = fs::metadata(bed.cluster.bpffs(1).join("lb")).unwrap();
-    let path = format!("/run/lb-agent/{:x}-{:x}.unhealthy", pins.dev(), pins.ino());
+    let path = agent_file(&bed.cluster.bpffs(1), ".unhealthy");
     let addresses = bed.cluster.pod("pod2").unwrap().addresses;
     let has_all = |text: String| addresses.iter().all(|address| text.contains(&format!("\"{address}\"")));
     fs::read_to_string(path).is_ok_and(has_all)

@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Write as _},
     net::{Ipv4Addr, SocketAddr},
-    os::unix::{fs::MetadataExt as _, net::UnixListener},
+    os::unix::net::UnixListener,
     path::Path,
     process::{Child, Stdio},
     thread,
@@ -13,6 +13,7 @@ use std::{
 
 use lb_tests::{
     agent,
+    cleanup::agent_file,
     client::{ask_http, ask_udp},
     cluster::CLIENT,
     http::get,
@@ -321,8 +322,7 @@ fn command_warns_if_it_cannot_read_the_report_of_the_agent() {
     bed.agent.take().unwrap().kill().unwrap();
     assert_eq!(warnings(), ["", ""], "no agent runs");
 
-    let pins = fs::metadata(bpffs.join("lb")).unwrap();
-    let path = format!("/run/lb-agent/{:x}-{:x}.sock", pins.dev(), pins.ino());
+    let path = agent_file(&bpffs, ".sock");
     fs::remove_file(&path).unwrap();
     let listener = UnixListener::bind(&path).unwrap();
     let answering = thread::spawn(move || {

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal as _};
 use flate2::{Compression, write::GzEncoder};
 use jiff::Timestamp;
 use lb_output::archive::Archive;
-pub(super) use lb_output::archive::create;
+pub(super) use lb_output::archive::{create, discard};
 
 /// Standard output, unless it is a terminal.
 pub(super) fn stdout() -> anyhow::Result<io::Stdout> {

@@ -10,7 +10,7 @@ mod web;
 
 use std::{
     collections::BTreeMap,
-    fs, io,
+    io,
     path::{Path, PathBuf},
     thread,
     time::Duration,
@@ -75,8 +75,7 @@ pub fn bugreport(paths: &KernelPaths, args: &BugreportArgs) -> anyhow::Result<()
     collection.add_text("errors.txt", Ok(said(&errors)));
     let written = archive::write(&mut file, &name, &collection.files, now);
     if written.is_err() && !to_stdout {
-        // Half an archive would be in the way of the next attempt.
-        let _removed = fs::remove_file(&path);
+        archive::discard(&path);
     }
     written.with_context(|| format!("cannot write {}", path.display()))?;
     if to_stdout { Ok(()) } else { output::print(&summary(&path, collection.files.len(), &errors)) }

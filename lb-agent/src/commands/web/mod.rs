@@ -4,7 +4,7 @@
 mod data;
 mod events;
 
-use std::{fs, net::SocketAddr, path::Path};
+use std::net::SocketAddr;
 
 use anyhow::Context as _;
 use axum::Router;
@@ -17,11 +17,7 @@ use tokio::{
 
 use self::data::Data;
 use super::output::print;
-use crate::{
-    cli::WebArgs,
-    config::{ConfigError, KernelPaths, refused},
-    http_server,
-};
+use crate::{cli::WebArgs, config::KernelPaths, daemon::named_files::read_token, http_server};
 use lb_datapath::Pinned;
 
 /// The HTTP routes of all pages. Must be called inside a Tokio runtime.
@@ -64,7 +60,7 @@ async fn serve(listener: TcpListener, router: Router) -> anyhow::Result<()> {
 
 /// Which clients may use the pages, and a sentence for the user that says so.
 fn access(args: &WebArgs) -> anyhow::Result<(Access, String)> {
-    let given = args.token_file.as_deref().map(read_token).transpose()?;
+    let given = args.token_file.as_deref().map(|file| read_token("--token-file", file)).transpose()?;
     match (Access::new(args.listen, given.clone()), &args.token_file) {
         (Some(access @ Access::Token(_)), Some(file)) => {
             Ok((access, format!("Log in with the token in {}.{}", file.display(), plain(args.listen))))
@@ -87,15 +83,10 @@ fn plain(address: SocketAddr) -> &'static str {
     }
 }
 
-/// Reads the users' login token from a file.
-fn read_token(file: &Path) -> Result<Token, ConfigError> {
-    let wrong = |reason: String| refused("--token-file", file.display(), reason);
-    let text = fs::read_to_string(file).map_err(|error| wrong(format!("cannot read it: {error}")))?;
-    Token::new(&text).map_err(|error| wrong(error.to_string()))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// The sentence that `access` makes for these arguments, or its error.
