@@ -1,5 +1,5 @@
-//! Fuzzes tunnels: the parser handles any frame; a packet in a tunnel parses as it does outside, except if the headers
-//! of the packet are too long; and etherparse accepts the outer headers.
+//! Fuzzes tunnels. The parser handles any frame. A packet in a tunnel parses as it does outside, unless its headers are
+//! too long. etherparse accepts the outer headers.
 #![no_main]
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};

@@ -189,8 +189,8 @@ mod tests {
         (address, tokio::spawn(serve_limited(listener, router, Limits { most: MOST, longest }, stop)))
     }
 
-    /// Sends `request` and reads the beginning `answer`. Then waits until the server closes the connection. Returns
-    /// what the server has sent during this wait, and how long the wait took.
+    /// Sends `request` and reads the beginning `answer`. Then reads until the server closes the connection. Returns the
+    /// text that this last step has read, and its duration.
     async fn exchange(address: SocketAddr, request: &str, answer: &str) -> (String, Duration) {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();

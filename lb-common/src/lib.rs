@@ -82,8 +82,8 @@ pub const GUE_PORT: u16 = 6080;
 pub mod handover {
     /// No program of an earlier layout is attached.
     pub const OVER: u32 = 0;
-    /// The earlier programs are attached to all hooks, the programs of this layout perhaps only to some. The programs
-    /// of this layout create no flows, because the earlier programs may already have entries for the same flows.
+    /// The earlier programs are attached to all hooks, the programs of this layout perhaps only to some. Only the
+    /// earlier programs create flows: they may already have an entry for a flow that is new to this layout.
     pub const EARLIER_CREATES_FLOWS: u32 = 1;
     /// Programs of both layouts are attached to all hooks. The programs of this layout create a flow for a SYN, an INIT
     /// or a UDP datagram. If a connection has no entry in this layout, they leave packets in the middle of the

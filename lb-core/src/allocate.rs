@@ -194,7 +194,7 @@ impl Allocator {
         errors
     }
 
-    /// What a Service has been allocated.
+    /// The cluster IPs and ports that the Service has now; empty if it has none.
     fn allocation(&self, service: &ObjectName) -> Allocation {
         self.services.get(service).cloned().unwrap_or_default()
     }

@@ -122,8 +122,8 @@ pub fn top(paths: &KernelPaths, args: &TopArgs) -> anyhow::Result<()> {
 /// # Errors
 /// An agent runs, or an object cannot be removed.
 pub fn cleanup(bpffs: &Path) -> anyhow::Result<()> {
-    // A running agent needs its sockets and records. This call comes before the removal of the pins, because the names
-    // of the socket and record files depend on the directory of pins.
+    // The names of these files contain the inode of the directory of pins, so they must go before the pins. A running
+    // agent needs them.
     if !Pinned::open(bpffs).is_ok_and(|pinned| pinned.agent().is_some()) {
         socket::remove_all(bpffs);
     }

@@ -213,8 +213,8 @@ pub struct InterceptReport {
     /// The addresses of this agent to which the programs redirect queries now; without any, queries go to the endpoints
     /// of the Service.
     pub servers: Vec<SocketAddr>,
-    /// Why the programs redirect no queries to this agent, or none to its server at one of the node's addresses, and
-    /// what to do; `None` if no reason is known.
+    /// Why this agent, or its server at one of the node's addresses, gets no queries of pods, and what the user can do
+    /// about it. `None` if no reason is known.
     pub problem: Option<String>,
 }
 

@@ -72,9 +72,9 @@ pub(crate) const fn step(step: &TraceStep) -> &'static str {
     section(step).path()
 }
 
-/// The path of the documentation of a verdict: the row of its outcome in the table of outcomes. If the flow may get one
-/// of several backends, the outcome for the first of them counts. If there is no backend, the path leads to the start
-/// of the table.
+/// The path of the documentation of a verdict: the row of its outcome in the table of outcomes. With several
+/// possible backends, this is the outcome for the first backend. Without a backend, the path leads to the start of the
+/// table.
 pub(crate) fn verdict(verdict: &Conclusion) -> String {
     let outcome = match verdict {
         Conclusion::Untouched { outcome }

@@ -7,8 +7,8 @@
 //!
 //! The agent replaces the API server: it applies the same defaults, rejects most of what the API server would reject,
 //! and allocates cluster IPs, node ports and the addresses of Services of type LoadBalancer. An error in an object
-//! affects only that object: its last good state stays in force. After a restart, the agent takes the last good state
-//! of Services and endpoints from the kernel's maps.
+//! affects only that object: its last good state stays in force. After a restart, the agent reads the last good
+//! state of Services and endpoints from the kernel's maps.
 
 mod addresses;
 mod bgp;

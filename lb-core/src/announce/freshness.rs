@@ -38,7 +38,7 @@ impl Challenges {
     }
 }
 
-/// What a member knows about the requests of one other member.
+/// The state by which a member recognises duplicates of the requests of one other member.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Freshness {
     /// The last request that this member accepted.

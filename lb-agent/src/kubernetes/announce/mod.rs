@@ -109,8 +109,7 @@ struct Follower {
     found: Option<Found>,
     /// Whether the ConfigMap of voters was missing or unreadable when it last changed.
     is_vacant: bool,
-    /// The condition that fewer voters than a majority have Nodes, as a sentence for `status`; `None` while a majority
-    /// of the voters have Nodes.
+    /// The sentence for `status` that too few voters have Nodes; `None` while a majority of the voters have Nodes.
     lost: Option<String>,
     /// The time before which the task writes no voters, with the error of the last write if it failed; `None` if the
     /// task may write at once.
