@@ -76,7 +76,10 @@ pub(crate) struct Remaining {
     pub(crate) names: usize,
     pub(crate) source_ranges: usize,
     pub(crate) limits: usize,
-    pub(crate) vips: usize,
+    /// Number of addresses that `VIPS` will have. The node's own addresses can raise it above `vips_limit`, and an
+    /// address that a Service shared with the node remains after the node loses it.
+    vips: usize,
+    vips_limit: usize,
 }
 
 impl Remaining {
@@ -88,8 +91,14 @@ impl Remaining {
             names: left(capacity.names, contents.service_labels.len()),
             source_ranges: left(capacity.source_ranges, contents.source_ranges.len()),
             limits: left(capacity.limits, contents.limits.len()),
-            vips: left(capacity.vips, vips),
+            vips,
+            vips_limit: capacity.vips as usize,
         }
+    }
+
+    /// How many more addresses Services may add to `VIPS`.
+    pub(crate) const fn free_vips(&self) -> usize {
+        self.vips_limit.saturating_sub(self.vips)
     }
 
     /// Subtracts the whole demand, or returns which map has no room for it.
@@ -99,9 +108,11 @@ impl Remaining {
         let names = self.names.checked_sub(demand.names).ok_or(Full::Names)?;
         let source_ranges = self.source_ranges.checked_sub(demand.source_ranges).ok_or(Full::SourceRanges)?;
         let limits = self.limits.checked_sub(demand.limits).ok_or(Full::Limits)?;
-        let vips = self.vips + demand.vips_gone;
-        let vips = vips.checked_sub(demand.vips).ok_or(Full::Vips)?;
-        *self = Self { frontends, names, source_ranges, limits, vips };
+        let vips = (self.vips + demand.vips).saturating_sub(demand.vips_gone);
+        if demand.vips > 0 && vips > self.vips_limit {
+            return Err(Full::Vips);
+        }
+        *self = Self { frontends, names, source_ranges, limits, vips, ..*self };
         Ok(())
     }
 }

@@ -190,6 +190,11 @@ impl<V: Clone + Ord> PerAddress<V> {
         self.unclaimed_are_dirty = true;
     }
 
+    /// Whether [`Self::changes`] will remove every address that no Service sets, now or in a later part of the plan.
+    pub(crate) const fn removes_unclaimed(&self) -> bool {
+        self.unclaimed_are_dirty
+    }
+
     /// Whether [`Self::changes`] may return changes.
     pub(crate) fn is_dirty(&self) -> bool {
         self.unclaimed_are_dirty || !self.dirty.is_empty()

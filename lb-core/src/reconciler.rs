@@ -352,6 +352,9 @@ impl Reconciler {
         self.partial = self.due.len() > services;
         self.labels.keep_unclaimed(self.partial);
         self.vips.keep_unclaimed(self.partial);
+        if self.vips.removes_unclaimed() {
+            self.adopt_foreign_vips();
+        }
         let mut draft = Draft::default();
         let mut planned = Vec::new();
         let mut wanted = BTreeSet::new();

@@ -33,6 +33,21 @@ impl Reconciler {
         self.vips.remove_unclaimed();
     }
 
+    /// Lets the Services of other proxies keep the cluster IPs that an earlier run wrote to `VIPS`. Such a Service has no
+    /// frontends in the maps, so [`Self::adopt_addresses`] cannot find it before the store has it. Without this, a plan
+    /// would give the room of these addresses to a Service that comes first, although the addresses stay.
+    pub(super) fn adopt_foreign_vips(&mut self) {
+        let foreign = self.store.services().filter(|(_, service)| service.is_foreign);
+        let unclaimed = foreign.map(|(name, _)| name).filter(|name| self.vips.of(name).is_empty());
+        let unclaimed: Vec<ObjectName> = unclaimed.cloned().collect();
+        for service in unclaimed {
+            let known = &self.mirror.contents().vips;
+            let present = self.store.foreign_ips(&service).filter(|address| known.contains_key(address));
+            let vips = vips_of(std::iter::empty(), present, &self.node);
+            self.vips.set(&service, vips);
+        }
+    }
+
     /// Updates the flags of the addresses of Services that stay as the agent found them: no plan computes them, but an
     /// address of the node itself must not have flags.
     pub(super) fn update_kept_vips(&mut self) {
@@ -94,13 +109,14 @@ impl Reconciler {
     }
 
     /// The entries of `VIPS` that these frontends of a Service in the maps need and, if another proxy serves the
-    /// Service, the entries of its cluster IPs: each address once, in ascending order.
+    /// Service, the entries of its cluster IPs that the Service itself or another one claims already: each address once,
+    /// in ascending order. An unclaimed entry is about to be removed, and this plan may have given its room away.
     fn present_vips(&self, service: &ObjectName, frontends: &BTreeSet<ServiceKey>) -> Vec<(IpAddr, Vip)> {
         let kinds = self.valid_records(frontends).filter_map(|(key, record)| {
             Some((IpAddr::from(key.address), FrontendKind::try_from(record.kind).ok()?))
         });
-        let known = &self.mirror.contents().vips;
-        let foreign = self.store.foreign_ips(service).filter(|address| known.contains_key(address));
+        let is_claimed = |address: &IpAddr| self.vips.wanted(*address).is_some();
+        let foreign = self.store.foreign_ips(service).filter(is_claimed);
         vips_of(kinds, foreign, &self.node)
     }
 

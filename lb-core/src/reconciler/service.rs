@@ -302,7 +302,7 @@ impl Reconciler {
             }
             Full::Vips => {
                 let wanted = self.vips(&service, owned).len();
-                Condition::VipsFull { service, wanted, free: left.vips, slots: self.capacity.vips }
+                Condition::VipsFull { service, wanted, free: left.free_vips(), slots: self.capacity.vips }
             }
         }
     }

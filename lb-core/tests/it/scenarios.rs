@@ -627,6 +627,71 @@ fn full_map_delays_the_address_of_another_proxy() {
     assert_eq!(node.reconciler.problems().count(), 0);
 }
 
+/// The node's own addresses may exceed the limit of `VIPS`, and a Service may share one of them. The limit still holds
+/// for what Services add after the node has lost the address.
+#[test]
+fn addresses_that_services_shared_with_the_node_do_not_raise_the_limit() {
+    let capacity = Capacity { vips: 3, ..Capacity::of_arenas(100, 0) };
+    let mut node = Node::with_capacity(capacity, Policy::default());
+    let [first, second, third]: [IpAddr; 3] = [1, 2, 3].map(|last| [192, 0, 2, last].into());
+    let own = |own: &[IpAddr]| NodeAddresses { own: own.to_vec(), ..NodeAddresses::default() };
+    let at = |of: &str, last, external: IpAddr| {
+        let Change::Service(name, Some(service)) = service(of, last) else { unreachable!("a Service") };
+        let external = External { ips: vec![external], ..service.external };
+        Change::Service(name, Some(Service { external, ..service }))
+    };
+    node.set_addresses(own(&[first, second]));
+    node.reconciler.handle(vec![at("a", 1, first), at("b", 2, second)]);
+    node.settle();
+    assert_eq!(node.reconciler.problems().count(), 1, "b has no room for its cluster IP");
+    node.set_addresses(own(&[first]));
+    node.reconciler.handle(vec![at("b", 2, first)]);
+    node.settle();
+    node.set_addresses(own(&[first, second]));
+    node.reconciler.handle(vec![at("b", 2, second)]);
+    node.settle();
+    assert_eq!(node.reconciler.problems().count(), 0, "b needs no further entry");
+    node.set_addresses(own(&[]));
+    node.reconciler.handle(vec![at("b", 2, third)]);
+    node.settle();
+    assert_eq!(node.reconciler.problems().count(), 1, "b would need an entry above the limit");
+    assert_eq!(node.kernel.maps.vips.len(), 4);
+    assert!(node.kernel.maps.vips.contains_key(&second), "b keeps the address that it has");
+    node.reconciler.handle(vec![Change::Service(name("a"), None)]);
+    node.settle();
+    assert_eq!(node.reconciler.problems().count(), 0);
+    assert!(node.kernel.maps.vips.keys().eq([&[10, 96, 0, 2].into(), &third]));
+}
+
+#[test]
+fn full_map_delays_another_proxy_that_gets_an_address_of_ours() {
+    let capacity = Capacity { vips: 1, ..Capacity::of_arenas(100, 0) };
+    let mut node = Node::with_capacity(capacity, Policy::default());
+    node.reconciler.handle(vec![service("a", 1)]);
+    node.settle();
+    node.reconciler.handle(vec![service("a", 2), foreign("b", 1)]);
+    node.settle();
+    let full = Condition::VipsFull { service: name("b"), wanted: 1, free: 0, slots: 1 };
+    assert!(node.reconciler.problems().eq([&full]));
+    assert!(node.kernel.maps.vips.keys().eq([&IpAddr::from([10, 96, 0, 2])]));
+}
+
+#[test]
+fn full_map_keeps_the_addresses_of_another_proxy_across_a_restart() {
+    let capacity = Capacity { vips: 2, ..Capacity::of_arenas(100, 0) };
+    let mut node = Node::with_capacity(capacity, Policy::default());
+    node.reconciler.handle(vec![foreign("b", 1)]);
+    node.reconciler.handle(vec![foreign("c", 2)]);
+    node.settle();
+    node.restart();
+    node.reconciler.handle(vec![service("a", 3), foreign("b", 1), foreign("c", 2)]);
+    node.settle();
+    let full = Condition::VipsFull { service: name("a"), wanted: 1, free: 0, slots: 2 };
+    assert!(node.reconciler.problems().eq([&full]));
+    let vips: Vec<IpAddr> = node.kernel.maps.vips.keys().copied().collect();
+    assert_eq!(vips, [IpAddr::from([10, 96, 0, 1]), [10, 96, 0, 2].into()]);
+}
+
 #[test]
 fn failed_plan_releases_its_slots_and_is_retried() {
     let mut node = Node::new(2);
