@@ -56,6 +56,16 @@ pub fn lacks_checksum<F: Frame + ?Sized>(frame: &F, packet: &Packet, length: u32
     Ok(found == pseudo_header(&packet.tuple, length).fold())
 }
 
+/// Whether a transport header has a checksum, which then compensates the change of ports and addresses in a sum over
+/// the frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransportChecksum {
+    /// The checksum is updated.
+    Updated,
+    /// A UDP datagram without a checksum (RFC 768).
+    Absent,
+}
+
 /// Gives a TCP or UDP packet the ports of `flow.to`, and updates the checksum in its transport header for the new ports
 /// and addresses. ([`network`] writes the addresses.)
 ///
@@ -63,24 +73,29 @@ pub fn lacks_checksum<F: Frame + ?Sized>(frame: &F, packet: &Packet, length: u32
 ///
 /// [`Outcome::Malformed`] if the transport header is truncated.
 #[inline(always)]
-pub fn transport<F: FrameMut + ?Sized>(frame: &mut F, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
+pub fn transport<F: FrameMut + ?Sized>(
+    frame: &mut F,
+    packet: &Packet,
+    flow: &Flow,
+) -> Result<TransportChecksum, Outcome> {
     let l4 = packet.headers.l4;
     if packet.body == Body::Tcp {
         let header: &mut TcpHeader = frame.header_mut(l4)?;
         set_ports(&mut header.source, &mut header.destination, &flow.to);
         let checksum = updated(half_word(&header.checksum), flow.address_delta, flow.port_delta);
         set_half_word(&mut header.checksum, checksum);
-        return Ok(());
+        return Ok(TransportChecksum::Updated);
     }
     let header: &mut UdpHdr = frame.header_mut(l4)?;
     set_ports(&mut header.src, &mut header.dst, &flow.to);
     // A UDP checksum of 0 means "no checksum" and stays 0; a computed 0 is written as 0xffff (RFC 768).
     let before = half_word(&header.check);
-    if before != 0 {
-        let after = updated(before, flow.address_delta, flow.port_delta);
-        set_half_word(&mut header.check, if after == 0 { u16::MAX } else { after });
+    if before == 0 {
+        return Ok(TransportChecksum::Absent);
     }
-    Ok(())
+    let after = updated(before, flow.address_delta, flow.port_delta);
+    set_half_word(&mut header.check, if after == 0 { u16::MAX } else { after });
+    Ok(TransportChecksum::Updated)
 }
 
 #[inline(always)]
@@ -313,7 +328,8 @@ mod tests {
                 let mut bytes = whole[..length].to_vec();
                 let Ok(packet) = parse(bytes.as_slice(), Layer::Ethernet) else { continue };
                 assert!(lacks_checksum(bytes.as_slice(), &packet, packet.length).is_ok(), "{length}");
-                assert_eq!(transport(bytes.as_mut_slice(), &packet, &flow), Ok(()), "{length}");
+                let checksum = transport(bytes.as_mut_slice(), &packet, &flow);
+                assert_eq!(checksum, Ok(TransportChecksum::Updated), "{length}");
                 assert_eq!(network(bytes.as_mut_slice(), &packet.headers, &flow, 1), Ok(()), "{length}");
                 rewritten += 1;
             }
@@ -328,7 +344,8 @@ mod tests {
         let mut bytes = frame(&from, b"question");
         bytes[40..42].fill(0);
         let packet = parse(bytes.as_slice(), Layer::Ethernet).unwrap();
-        transport(bytes.as_mut_slice(), &packet, &Flow::new(&from, &to, 1, 0, Tick(1))).unwrap();
+        let checksum = transport(bytes.as_mut_slice(), &packet, &Flow::new(&from, &to, 1, 0, Tick(1)));
+        assert_eq!(checksum, Ok(TransportChecksum::Absent));
         let sliced = SlicedPacket::from_ethernet(&bytes).unwrap();
         let Some(TransportSlice::Udp(udp)) = sliced.transport else { panic!("no UDP") };
         assert_eq!((udp.destination_port(), udp.checksum()), (3, 0));

@@ -12,7 +12,7 @@ use lb_ebpf::{
         Body, Headers, Packet,
         frame::{Frame as _, word},
     },
-    rewrite::{self, FrameMut as _, lacks_checksum},
+    rewrite::{self, FrameMut as _, TransportChecksum, lacks_checksum},
 };
 
 use super::{
@@ -93,12 +93,16 @@ fn seems_unfinished(skb: &Skb, packet: &Packet) -> Result<bool, Outcome> {
 
 /// Writes ports and checksum. The checksum compensates the change of the addresses in the sum over the frame. In IPv4
 /// the header's checksum compensates the change a second time, so the program subtracts the change once from the sum
-/// over the frame.
+/// over the frame. In a datagram without a checksum, nothing compensates the change of the ports.
 #[inline(always)]
 fn with_checksum(skb: &mut Skb, packet: &Packet, flow: &Flow) -> Result<(), Outcome> {
-    rewrite::transport(skb, packet, flow)?;
-    if packet.headers.is_v4 {
-        skb.update_frame_sum(!flow.address_delta);
+    match rewrite::transport(skb, packet, flow)? {
+        TransportChecksum::Updated if packet.headers.is_v4 => skb.update_frame_sum(!flow.address_delta),
+        TransportChecksum::Updated => {}
+        TransportChecksum::Absent => {
+            skb.update_frame_sum(flow.port_delta);
+            report_uncovered_addresses(skb, &packet.headers, flow);
+        }
     }
     Ok(())
 }
