@@ -89,7 +89,7 @@ fn rewritten(before: &[u8], packet: &Packet, to: &Tuple, input: &Input<'_>) -> V
     let frame = bytes.as_mut_slice();
     let transport = match input.is_partial {
         true => rewrite::unfinished_transport(frame, packet, &flow),
-        false => rewrite::transport(frame, packet, &flow),
+        false => rewrite::transport(frame, packet, &flow).map(drop),
     };
     assert_eq!(transport, Ok(()), "what parses can be rewritten");
     assert_eq!(rewrite::network(frame, &packet.headers, &flow, input.takes_hop.into()), Ok(()));
