@@ -238,7 +238,7 @@ settings! {
         "syn-retries" "LB_AGENT_SYN_RETRIES" "synRetries"
         syn_retries: Option<u16> | Option<u16>, (value_name = "NUMBER");
         /// How packets of Services get from interface to interface: through the stack, or directly, bypassing netfilter
-        /// rules and policy routing of the node [default: stack]
+        /// rules of the node [default: stack]
         "forwarding" "LB_AGENT_FORWARDING" "forwarding"
         forwarding: Option<Forwarding> | Option<Forwarding>, (value_name = "HOW");
         /// Address that serves /healthz and /livez; empty: none [default: 0.0.0.0:10256, or with an IPv6

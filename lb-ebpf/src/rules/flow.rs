@@ -534,6 +534,7 @@ mod tests {
             (TCP, TIME_WAIT, Phase::TimeWait),
             (TCP, CLOSED, Phase::Closed),
             (TCP, ESTABLISHED, Phase::Established),
+            (TCP, [ESTABLISHED[0] | seen::FIN, ESTABLISHED[1]], Phase::HalfClosed),
             (UDP, [seen::PACKET, 0], Phase::Unreplied),
             (UDP, [seen::PACKET | seen::STREAM, seen::PACKET], Phase::Stream),
         ] {

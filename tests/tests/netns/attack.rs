@@ -40,7 +40,7 @@ const _: () = assert!(
 );
 
 /// A cluster with a Service that has one backend; node1 routes the forged addresses to the client.
-fn bed(arguments: &[&str]) -> Bed {
+pub(crate) fn bed(arguments: &[&str]) -> Bed {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod2"]);
     bed.start_agent_with(arguments);
     route_forged(&bed.cluster.node1);
@@ -54,7 +54,7 @@ pub(crate) fn route_forged(node: &Netns) {
 }
 
 /// Number of packets that the programs of node1 have counted under this outcome. (Needs no running agent.)
-fn counted(bed: &Bed, outcome: &str) -> u64 {
+pub(crate) fn counted(bed: &Bed, outcome: &str) -> u64 {
     agent::counted(&bed.cluster.node1, &bed.cluster.bpffs(1), outcome).unwrap()
 }
 
@@ -70,7 +70,7 @@ fn is_served(client: &Netns, to: SocketAddr) -> bool {
 
 /// How long a new client takes to be served; `None` if its `connect`, or one of its reads or writes, fails. Each of
 /// these operations has the timeout [`client::limit`].
-fn time_to_be_served(client: &Netns, to: SocketAddr) -> Option<Duration> {
+pub(crate) fn time_to_be_served(client: &Netns, to: SocketAddr) -> Option<Duration> {
     let begun = Instant::now();
     is_served(client, to).then(|| begun.elapsed())
 }

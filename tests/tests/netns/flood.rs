@@ -47,7 +47,7 @@ pub(crate) fn forge(netns: &Netns, to: SocketAddr, numbers: Range<u32>, kind: Fo
 }
 
 /// Bytes of a forged packet, including its IP header, from the source with this number.
-fn packet(number: u32, to: SocketAddr, kind: Forged) -> Vec<u8> {
+pub(crate) fn packet(number: u32, to: SocketAddr, kind: Forged) -> Vec<u8> {
     let [_, a, b, c] = number.to_be_bytes();
     let builder = match to.ip() {
         IpAddr::V4(vip) => PacketBuilder::ipv4([198, 18 | (a & 1), b, c], vip.octets(), 64),

@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr, thread, time::Duration};
 
 use lb_tests::{
     client::{Connection, PATIENCE, echo, udp_socket},
-    cluster::veth,
+    cluster::{CLIENT, veth},
     wait_for,
 };
 
@@ -87,6 +87,33 @@ fn direct_forwarding_bypasses_netfilter_forward_rules() {
         let verdict = probe(lan.netns("pod1"), to, Protocol::Tcp);
         assert_eq!(matches!(verdict, Observation::Answered(_)), passes, "{arguments:?}: {verdict:?}");
     }
+}
+
+/// By default packets of Services pass through PREROUTING and FORWARD with the client's address, so administrators can
+/// block clients there, whatever the NIC.
+#[test]
+fn netfilter_rules_block_external_clients_by_default() {
+    let lan = Lan::with(&[]);
+    lan.apply(&[lan.service(1, &["pod2"]), lan.service(2, &["pod3"])]);
+    let node = &lan.cluster.node1;
+    let nft = |rules: &str| assert!(node.command("nft").arg(rules).status().unwrap().success(), "{rules}");
+    let is_answered = |client, number, family| {
+        let to = LoadBalancer.of(number, (Protocol::Tcp, family));
+        matches!(probe(lan.netns(client), to, Protocol::Tcp), Observation::Answered(_))
+    };
+    let [v4, v6] = CLIENT;
+    for hook in ["prerouting priority raw", "forward priority filter"] {
+        nft(&format!(
+            "add table inet t; add chain inet t c {{ type filter hook {hook}; }}; \
+             add rule inet t c ip saddr {v4} drop; add rule inet t c ip6 saddr {v6} drop"
+        ));
+        for (number, family) in [(1, 0), (1, 1), (2, 0), (2, 1)] {
+            let answered = ["client", "client2"].map(|client| is_answered(client, number, family));
+            assert_eq!(answered, [false, true], "{hook}, service {number}, family {family}");
+        }
+        nft("delete table inet t");
+    }
+    assert!(is_answered("client", 1, 0) && is_answered("client", 2, 1));
 }
 
 /// The AWS VPC CNI, and administrators of multi-homed nodes, add routing rules by pod (`ip rule from POD`).

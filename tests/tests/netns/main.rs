@@ -11,6 +11,7 @@ mod agent_restart;
 mod agent_upgrade;
 mod announce;
 mod attack;
+mod attack_rates;
 mod balancing;
 mod bed;
 mod bgp;
