@@ -8,6 +8,7 @@ use std::{
     net::{IpAddr, SocketAddr, TcpStream},
     ops::ControlFlow,
     path::PathBuf,
+    process::Command,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -178,6 +179,16 @@ impl Segment {
         metrics.metric(name).unwrap_or_else(|| panic!("no {name} in {metrics:?}"))
     }
 
+    /// Whether the program that answers for announced addresses is attached to the node's `eth0`: by a pinned link, or
+    /// by a filter on kernels without tcx.
+    fn has_program(&self, number: usize) -> bool {
+        let bpffs = self.settings(number, &[]).bpffs;
+        let pins = agent::run(Command::new("find").arg(bpffs).args(["-name", "*-announce"])).unwrap();
+        let show = ["filter", "show", "dev", "eth0", "ingress"];
+        let filters = agent::run(self.nodes[number - 1].command("tc").args(show)).unwrap();
+        !pins.stdout.is_empty() || String::from_utf8(filters.stdout).unwrap().contains("tc_announce")
+    }
+
     /// Whether the node announces no address, as its agent reports.
     fn is_silent(&self, number: usize) -> bool {
         let list = self.list(number);
@@ -256,9 +267,11 @@ fn lone_node_answers_for_the_addresses_of_its_services_only() {
     let unannounced =
         || (segment.list_all(1).iter().filter(|it| it["node"].is_null()).count() == 2).then_some(());
     wait_for(SOON, unannounced).expect("the list has the addresses that nothing announces");
+    assert!(!segment.has_program(1), "nothing is attached as long as there is nothing to announce");
 
     segment.advertise();
     assert_eq!(segment.owner(SOON, |_| true).0, 1);
+    assert!(segment.has_program(1));
     assert_eq!(segment.list_all(1).len(), 2, "the advertisement covers both");
     assert_eq!(segment.ndisc(0, VIP6), of_node(1));
     assert_eq!((segment.ask(VIP), segment.ask(VIP6)), ("n1".to_owned(), "n1".to_owned()));
