@@ -9,7 +9,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread::{JoinHandle, sleep, spawn},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::sys::socket::{
@@ -298,6 +298,29 @@ pub fn ask_http_by_first_syn(netns: &Netns, to: SocketAddr) -> io::Result<Answer
 /// Like [`ask_http`], from the namespace of this thread.
 pub fn ask_here(to: SocketAddr) -> io::Result<Answer> {
     Connection::open_here(to)?.ask()
+}
+
+/// Asks over a new connection from `netns` each `interval`, one at a time, until `stop` is set. (If an answer takes
+/// longer than `interval`, the next connections follow at once, until the schedule is met again.) Returns the number of
+/// connections, and the errors of those that failed.
+pub fn ask_until(
+    netns: &Netns,
+    to: SocketAddr,
+    interval: Duration,
+    stop: &AtomicBool,
+) -> io::Result<(usize, Vec<String>)> {
+    netns.run(|| {
+        let (mut count, mut lost) = (0, Vec::new());
+        let start = Instant::now();
+        while !stop.load(Ordering::Relaxed) {
+            if let Err(error) = ask_here(to) {
+                lost.push(format!("{to} after {:?}: {error}", start.elapsed()));
+            }
+            count += 1;
+            sleep((start + count * interval).saturating_duration_since(Instant::now()));
+        }
+        Ok((count as usize, lost))
+    })
 }
 
 /// A UDP socket in `netns`, connected to `to`, with the read timeout [`limit`].

@@ -19,7 +19,7 @@ use lb_tests::{
     StopOnDrop,
     agent::{self, Agent, Settings},
     cleanup::{self, Cleanup, Resource},
-    client::{Connection, ask_here, ask_http},
+    client::{Connection, ask_http, ask_until},
     guest, http,
     lan::{self, Lan, Web, mac},
     manifests::Manifests,
@@ -700,20 +700,6 @@ fn kill_owner() -> ControlFlow<String> {
     check_turns(&sniffer, &[(owner, false), (next, true)])
 }
 
-/// Opens connections at a steady rate until `stop` is set; returns their number, and the errors.
-fn connections_until(stop: &AtomicBool, to: SocketAddr) -> std::io::Result<(usize, Vec<String>)> {
-    let (mut count, mut lost) = (0, Vec::new());
-    let start = Instant::now();
-    while !stop.load(Ordering::Relaxed) {
-        if let Err(error) = ask_here(to) {
-            lost.push(format!("after {:?}: {error}", start.elapsed()));
-        }
-        count += 1;
-        thread::sleep((start + count * CONNECTION_INTERVAL).saturating_duration_since(Instant::now()));
-    }
-    Ok((count as usize, lost))
-}
-
 /// Interval between two new connections, 500 per second, unless the machine is too slow.
 const CONNECTION_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -732,7 +718,7 @@ fn hand_over_twice() -> ControlFlow<String> {
     let (next, took, (count, lost)) = thread::scope(|scope| {
         // Even if the test fails, `stop` must be set, because the scope waits for the connections.
         let _stop = StopOnDrop(&stop);
-        let connections = scope.spawn(|| client.run(|| connections_until(&stop, to)).unwrap());
+        let connections = scope.spawn(|| ask_until(&client, to, CONNECTION_INTERVAL, &stop).unwrap());
         thread::sleep(Duration::from_secs(1));
         let agent = segment.agents[owner - 1].take().unwrap();
         let stopwatch = Stopwatch::start();

@@ -1,8 +1,17 @@
 //! Survival of connections when another node gets their packets: a node dies, joins, or hands over its addresses.
 
-use std::{collections::BTreeMap, env, net::SocketAddr, thread::sleep, time::Duration};
+use std::{
+    collections::BTreeMap,
+    env,
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, Ordering},
+    thread::{self, sleep},
+    time::{Duration, Instant},
+};
 
 use lb_tests::{
+    StopOnDrop,
+    client::ask_until,
     cluster::Cluster,
     netns::{Netns, unique_prefix},
     site::{Announcement, BEST, FAR, MAGLEV_AND_DSR, NEAR, NODES, Site, WIRING},
@@ -244,6 +253,38 @@ fn planned_handover_under_mh_and_dsr_ends_no_connection() {
     assert_all_progress(&transfers);
     let downloads = transfers.finish(STALLED, |_| false);
     assert_eq!(broken(&downloads).len(), 0, "{:?}", broken(&downloads));
+}
+
+/// Two clients, one for each family, together open 500 connections a second, unless the machine is too slow. A
+/// connection may be open while its packets move to another node, which then goes on with it.
+#[test]
+fn planned_handover_under_mh_and_dsr_loses_no_new_connection() {
+    const INTERVAL: Duration = Duration::from_millis(4);
+    let mut site = site(Announcement::Layer2, &MAGLEV_AND_DSR);
+    site.wait_for_announcer(|node| node == BEST).unwrap();
+    let (stop, near) = (AtomicBool::new(false), site.near.clone());
+    let asked = thread::scope(|scope| {
+        // Even if the test fails, `stop` must be set, because the scope waits for the clients.
+        let _stop = StopOnDrop(&stop);
+        let ask = |to| ask_until(&near, to, INTERVAL, &stop).unwrap();
+        let clients = http(NEAR).map(|to| scope.spawn(move || ask(to)));
+        sleep(Duration::from_secs(1));
+        let start = Instant::now();
+        assert!(site.take_agent(BEST).unwrap().terminate().unwrap().success());
+        site.wait_for_announcer(|node| node != BEST).unwrap();
+        sleep(Duration::from_secs(1));
+        site.start(&[BEST]).unwrap();
+        site.wait_for_announcer(|node| node == BEST).unwrap();
+        sleep(Duration::from_secs(1));
+        println!("two handovers in {:?}", start.elapsed());
+        stop.store(true, Ordering::Relaxed);
+        clients.map(|client| client.join().unwrap())
+    });
+    for (count, lost) in asked {
+        println!("{count} connections, {} lost", lost.len());
+        assert!(count > 250, "{count}");
+        assert_eq!(lost, Vec::<String>::new(), "of {count}");
+    }
 }
 
 /// With these settings every node chooses the same pod, by the client's address alone.
