@@ -93,7 +93,7 @@ struct World {
     /// Whether the node's view of the connection may differ from that of its ends; most checks stop then. Reasons:
     ///
     /// - The attacker forged a segment other than a RST, or a RST that the node takes for a RST of an end.
-    /// - A late SYN replaced a flow that was over.
+    /// - A late SYN replaced a flow that was over, or began one after the node had deleted such a flow.
     /// - The node may have misjudged a SYN-ACK of the server.
     /// - The flow expired.
     is_mixed: bool,
@@ -202,9 +202,9 @@ impl World {
     /// An end's own segment reaches the node, and then perhaps the other end.
     fn pass(&mut self, from: Side, segment: &Segment, arrives: bool) {
         let sent = self.peer(from).next;
-        // A late SYN begins a flow in place of a flow that is over.
-        self.is_mixed |=
-            segment.is_syn() && segment.end() != sent && self.phase().is_some_and(Phase::is_over);
+        // A late SYN begins a flow in place of a flow that is over, or that the node has deleted because of a late
+        // SYN-ACK.
+        self.is_mixed |= segment.is_syn() && segment.end() != sent && self.phase().is_none_or(Phase::is_over);
         self.is_mixed |= self.is_mistaken(from, segment);
         if !self.observe(from, segment) {
             return;
