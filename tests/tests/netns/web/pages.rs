@@ -2,7 +2,15 @@
 
 use std::net::SocketAddr;
 
-use lb_tests::{browser::Browser, client::ask_http, http::get, manifests::Endpoint, wait_for};
+use lb_tests::{
+    browser::Browser,
+    client::ask_http,
+    http::get,
+    manifests::Endpoint,
+    traffic::{Kind, Traffic},
+    wait_for,
+};
+use serde_json::json;
 
 use super::{
     DRAWN, HEALTHY, LIMIT, SIZES, Served, browser, few_clients, findings, layout, open, pictures::compare,
@@ -13,6 +21,21 @@ use crate::bed::{Bed, WEB, http, vips};
 /// A script that is true when the last table of a Service shows why a backend was chosen.
 const CHOSEN: &str =
     "return [...document.querySelectorAll('main tbody')].at(-1).innerText.includes('random')";
+
+/// The titles of the plots on the Overview.
+const PLOTS: [&str; 4] = [
+    "New connections per second",
+    "Packets per second",
+    "Dropped and rejected packets per second, by reason",
+    "Fill of the maps",
+];
+/// A script that returns the titles of the plots that are drawn.
+const DRAWN_PLOTS: &str = "return [...document.querySelectorAll('section')]\
+     .filter((one) => one.querySelector('.plot canvas')).map((one) => one.querySelector('h2').textContent)";
+
+/// A Service that serves the same pods as `web`. Its name begins with that of `web`, so a filter that compares only the
+/// beginning of the name shows both.
+const WEBSHOP: &str = "webshop";
 
 #[test]
 fn pages_show_real_traffic() {
@@ -25,7 +48,7 @@ fn pages_show_real_traffic() {
     let browser = browser(&bed);
     browser.resize(SIZES[1], false).unwrap();
 
-    overview_has_plots_maps_and_programs(&browser, server);
+    overview_has_plots_maps_and_programs(&browser, &bed, server);
     overviews_look_as_documented(&browser, server);
     drop(traffic);
     let traffic = few_clients(&bed);
@@ -35,6 +58,7 @@ fn pages_show_real_traffic() {
     connections_are_filtered_and_exported(&browser, &bed, server);
     explain_ends_at_the_backends(&browser, server);
     live_has_rejected_packets(&browser, &bed, server);
+    filters_by_service_exclude_other_services(&browser, &bed, server);
     let errors = browser.errors().unwrap();
     // The server answers an invalid query with an HTTP error, which browsers log.
     assert!(errors.iter().all(|error| error.contains("400 (Bad Request)")), "{errors:#?}");
@@ -47,10 +71,15 @@ fn pages_show_real_traffic() {
     drop(traffic);
 }
 
-fn overview_has_plots_maps_and_programs(browser: &Browser, server: SocketAddr) {
+fn overview_has_plots_maps_and_programs(browser: &Browser, bed: &Bed, server: SocketAddr) {
     open(browser, server, "/");
     until(browser, HEALTHY);
-    until(browser, "return document.querySelectorAll('.plot canvas').length >= 3");
+    let drawn = || {
+        // Without a rejected packet, the page shows a text instead of the plot of these packets.
+        drop(ask_http(&bed.cluster.client, http(vips(20)[0])));
+        browser.run(DRAWN_PLOTS).ok().filter(|titles| *titles == json!(PLOTS)).map(drop)
+    };
+    assert!(wait_for(LIMIT, drawn).is_some(), "only these plots are drawn: {:?}", browser.run(DRAWN_PLOTS));
     for text in ["tc_ingress", "FLOWS", "node1", "10.244.1.1"] {
         until(browser, &format!("return document.body.innerHTML.includes('{text}')"));
     }
@@ -213,6 +242,76 @@ fn live_has_rejected_packets(browser: &Browser, bed: &Bed, server: SocketAddr) {
     browser.press("p").unwrap();
     shows(browser, "Pause");
     assert!(count() > before, "{before}");
+}
+
+fn filters_by_service_exclude_other_services(browser: &Browser, bed: &Bed, server: SocketAddr) {
+    let clients = clients_of_webshop(bed);
+    connections_are_of_one_service(browser, server);
+    live_events_are_of_one_service(browser, server);
+    drop(clients);
+}
+
+/// Clients that connect to [`WEBSHOP`] all the time; one connection stays established.
+fn clients_of_webshop(bed: &Bed) -> Traffic {
+    bed.put(WEBSHOP, vips(21), &["pod1", "pod2", "pod3"]);
+    let known = || {
+        let shown = bed.agent.as_ref().unwrap().ask(&["service", "show", WEBSHOP]).ok()?;
+        shown.status.success().then_some(())
+    };
+    wait_for(LIMIT, known).unwrap();
+    let to = http(vips(21)[0]);
+    Traffic::start([Kind::Connection, Kind::Requests].map(|kind| (&bed.cluster.client, kind, to))).unwrap()
+}
+
+/// A JavaScript expression: the names of the Services in this column of the table, each once.
+fn services_in(column: usize) -> String {
+    format!(
+        "[...new Set([...document.querySelectorAll('tbody tr')]\
+         .map((row) => row.cells[{column}]?.innerText.split(':')[0]))]"
+    )
+}
+
+/// Waits until the column of the table names both Services: then a filter has something to exclude.
+fn shows_both_services(browser: &Browser, column: usize) {
+    let services = services_in(column);
+    for name in ["web", WEBSHOP] {
+        until(browser, &format!("return {services}.includes('default/{name}')"));
+    }
+}
+
+fn connections_are_of_one_service(browser: &Browser, server: SocketAddr) {
+    const SERVICE: usize = 7;
+    // The page shows at most 1,000 connections, but few are established: it shows all of these.
+    open(browser, server, "/connections?phase=established");
+    shows_both_services(browser, SERVICE);
+    let services = services_in(SERVICE);
+    for name in ["web", WEBSHOP] {
+        open(browser, server, &format!("/connections?service={name}&phase=established"));
+        until(browser, &format!("return {services}.join() === 'default/{name}'"));
+    }
+}
+
+fn live_events_are_of_one_service(browser: &Browser, server: SocketAddr) {
+    const SERVICE: usize = 5;
+    open(browser, server, "/live");
+    shows_both_services(browser, SERVICE);
+    let services = services_in(SERVICE);
+    for name in ["web", WEBSHOP] {
+        // The page keeps the rows of the filter before.
+        let select = format!(
+            "const form = document.querySelector('form'); form.service.value = '{name}'; \
+             form.querySelector('button').click(); document.querySelector('#clear').click()"
+        );
+        browser.run(&select).unwrap();
+        // Both Services get new connections all the time: without a filter, twenty events are not all of one Service.
+        until(
+            browser,
+            &format!(
+                "return location.search === '?service={name}' && \
+                 document.querySelectorAll('tbody tr').length >= 20 && {services}.join() === 'default/{name}'"
+            ),
+        );
+    }
 }
 
 /// The page says what changes the choice of a backend: weights and affinity; and which backends only drain.
