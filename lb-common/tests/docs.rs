@@ -1,7 +1,7 @@
 //! Compares the documents with the code: the files, items, tests and local links that the documents name must exist.
 //! The table of [`Outcome`]s and the timeouts in the documents must match the code.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use lb_common::{Outcome, Verdict, conntrack::Phase};
 
@@ -271,6 +271,34 @@ fn tests_that_the_reliability_page_names_exist() {
             assert!(sources.contains(&format!("fn {name}(")), "no test is called {name}");
         }
     }
+}
+
+/// The page abbreviates names: `AWS-` is a prefix, and a name that begins with `-` or `…` shares its beginning with the
+/// name before it.
+#[test]
+fn annotations_page_names_every_annotation_that_the_code_knows() {
+    const AWS: &str = "service.beta.kubernetes.io/aws-load-balancer-";
+    let page = read("docs/annotations.md");
+    let names: Vec<String> = code_spans(&page)
+        .into_iter()
+        .map(|span| span.split(':').next().unwrap_or_default().replace("AWS-", AWS))
+        .collect();
+    let is_named = |annotation: &str| {
+        names.iter().any(|name| match name.strip_prefix('…') {
+            Some(end) => annotation.ends_with(end),
+            None => name == annotation || name.starts_with('-') && annotation.ends_with(name.as_str()),
+        })
+    };
+    let convert = files(&repository().join("lb-core/src/convert"));
+    let code = convert.iter().map(|(_, text)| text.split("#[cfg(test)]").next().unwrap_or_default());
+    let annotations: BTreeSet<&str> = code
+        .flat_map(|text| text.split('"').skip(1).step_by(2))
+        .filter(|text| text.starts_with("lb.dev/") || text.starts_with(AWS))
+        .filter(|text| !text.contains(' ') && !text.ends_with(['/', '-']))
+        .collect();
+    assert!(annotations.len() > 30, "{annotations:?}");
+    let missing: Vec<&&str> = annotations.iter().filter(|annotation| !is_named(annotation)).collect();
+    assert!(missing.is_empty(), "docs/annotations.md lacks {missing:?}");
 }
 
 /// CLOCK_REALTIME jumps, so monotonic clocks measure every lifetime. Only the files in [`CALENDARS`] and the commands

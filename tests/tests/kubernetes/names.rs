@@ -16,6 +16,9 @@ fn services_that_the_proxy_ignores_have_names() {
     let mut other = bed.service("other", 9);
     other["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": "another"});
     bed.cluster.apply(&other);
+    let mut outside = bed.service("outside", 8);
+    outside["spec"] = json!({"type": "ExternalName", "externalName": "db.example.com"});
+    bed.cluster.apply(&outside);
     bed.start_agent_with(&DNS);
     let resolver = Resolver::new(bed.netns.clone(), bed.bpffs().parent().unwrap()).unwrap();
     let has = |name: &str, wanted: &[String]| {
@@ -28,6 +31,8 @@ fn services_that_the_proxy_ignores_have_names() {
     has("a", &ip("a", 1));
     has("other", &ip("other", 9));
     has("peers", &["198.51.100.3".to_owned()]);
+    let alias = resolver.dig(&["outside.default.svc.cluster.local", "CNAME", "+short"]).unwrap();
+    assert_eq!(alias.trim(), "db.example.com.");
     bed.wait_until("the proxy serves only a", LIMIT, |bed| bed.served() == ["a 1"]);
     bed.cluster.delete(&slice);
     has("peers", &[]);
