@@ -158,7 +158,7 @@ fn needed() -> BTreeSet<Permission> {
         .chain(of(Node::GROUP, "nodes", watched))
         .chain(of(EndpointSlice::GROUP, "endpointslices", watched))
         .chain(of(ServiceCIDR::GROUP, "servicecidrs", watched))
-        .chain(of(Event::GROUP, "events", &["create", "patch"]))
+        .chain(of(Event::GROUP, "events", &["create"]))
         .collect()
 }
 

@@ -138,7 +138,8 @@ pub async fn run(server: ApiServer, node: &str, mut outbox: Outbox) -> Result<In
 }
 
 struct Publisher {
-    recorder: Recorder,
+    client: Client,
+    reporter: Reporter,
     node: String,
 }
 
@@ -146,14 +147,17 @@ impl Publisher {
     fn new(client: Client, node: &str) -> Self {
         let instance = Some(format!("lb-agent-{node}"));
         let reporter = Reporter { controller: "lb-agent".to_owned(), instance };
-        Self { recorder: Recorder::new(client, reporter), node: node.to_owned() }
+        Self { client, reporter, node: node.to_owned() }
     }
 
     async fn publish(&self, occurrence: &Occurrence) {
         let (event, regarding) = (event(occurrence), regarding(occurrence, &self.node));
+        // A recorder that has sent an Event would only count another one with the same reason about the same object, for
+        // example about a second annotation, and drop its note.
+        let recorder = Recorder::new(self.client.clone(), self.reporter.clone());
         let mut pause = PAUSE;
         for attempt in 1..=ATTEMPTS {
-            let why = match timeout(PATIENCE, self.recorder.publish(&event, &regarding)).await {
+            let why = match timeout(PATIENCE, recorder.publish(&event, &regarding)).await {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) => error.to_string(),
                 Err(_elapsed) => "the API server does not answer".to_owned(),
@@ -161,7 +165,7 @@ impl Publisher {
             if attempt == ATTEMPTS {
                 warn!(
                     event = event.reason,
-                    "cannot send an Event: {why}; check that the API server runs and that the agent's user may create and patch events"
+                    "cannot send an Event: {why}; check that the API server runs and that the agent's user may create events"
                 );
                 return;
             }
@@ -297,6 +301,24 @@ mod tests {
         );
         assert_eq!(told[0].1["reportingController"], "lb-agent");
         assert_eq!(told[0].1["reportingInstance"], "lb-agent-node-a");
+    }
+
+    /// A Recorder that has sent an Event only counts another one with the same reason about the same object, and drops
+    /// its note.
+    #[tokio::test]
+    async fn each_annotation_of_a_service_is_an_event_of_its_own() {
+        let told = Told::default();
+        let publisher = Publisher::new(api_server(Arc::clone(&told)).await, "node-a");
+        for note in ["one", "two"] {
+            let service = ObjectName::new("shop", "web");
+            let occurrence =
+                Occurrence::Annotation { service, reason: "AnnotationIgnored", note: note.into() };
+            publisher.publish(&occurrence).await;
+        }
+        let told = told.lock().unwrap();
+        let notes: Vec<&str> = told.iter().filter_map(|(_, event)| event["note"].as_str()).collect();
+        assert_eq!(notes, ["one", "two"]);
+        assert_ne!(told[0].1["metadata"]["name"], told[1].1["metadata"]["name"]);
     }
 
     #[test]
