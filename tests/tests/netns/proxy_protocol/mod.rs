@@ -1,5 +1,7 @@
 //! Services with the PROXY protocol: the backend learns the client's address although the node masquerades the client.
 
+mod segments;
+
 use std::{
     fs,
     io::{self, BufRead, BufReader, ErrorKind, Read as _, Write as _},
@@ -34,17 +36,38 @@ fn service(bed: &Bed, target_port: u16) -> Service {
     }
 }
 
+/// Starts an agent that serves the Service, to processes of the node as well.
 fn start(target_port: u16) -> Bed {
     let mut bed = Bed::without_agent(ClientLink::Ethernet, &["pod1"]);
     bed.cluster.manifests.put(&service(&bed, target_port)).unwrap();
     bed.start_agent_with(&RANGES);
+    wait_for_catch_device(&bed);
     bed
 }
 
-/// Starts a server in a namespace. The server runs until the test ends, and sends each client a line with the addresses
-/// of the header, then all bytes that it receives after the header.
+/// Waits until the catch device serves processes of the node. That is some tenths of a second after `/healthz` answers,
+/// because the agent loads this device's program last. Until then the networks of cluster IPs are unreachable.
+fn wait_for_catch_device(bed: &Bed) {
+    let is_reachable = |to| match connect(&bed.cluster.node1, to) {
+        Ok(_) => true,
+        Err(error) => error.kind() != ErrorKind::HostUnreachable,
+    };
+    let serves = || WEB.map(http).into_iter().all(is_reachable).then_some(());
+    wait_for(PATIENCE, serves).expect("the catch device serves the node");
+}
+
+fn listen(netns: &Netns) -> TcpListener {
+    netns.run(|| TcpListener::bind(("::", SERVER))).unwrap()
+}
+
+/// Starts a server in a namespace, see [`serve_on`].
 fn serve(netns: &Netns) {
-    let listener = netns.run(|| TcpListener::bind(("::", SERVER))).unwrap();
+    serve_on(listen(netns));
+}
+
+/// Starts a server. The server runs until the test ends, and sends each client a line with the addresses of the header,
+/// then all bytes that it receives after the header.
+fn serve_on(listener: TcpListener) {
     thread::spawn(move || {
         for stream in listener.incoming() {
             thread::spawn(move || answer(stream.unwrap()));
@@ -52,7 +75,7 @@ fn serve(netns: &Netns) {
     });
 }
 
-/// Answers one client. Reads the header in one read, as nginx and HAProxy do. [`serve`] ignores errors, because a
+/// Answers one client. Reads the header in one read, as nginx and HAProxy do. [`serve_on`] ignores errors, because a
 /// client may go away at any time.
 fn answer(mut stream: TcpStream) -> io::Result<()> {
     let mut bytes = vec![0; 1024];
@@ -342,7 +365,7 @@ fn health_check_sends_a_header_of_its_own() {
     web.annotations.push(("lb.dev/health-check", "tcp".to_owned()));
     web.annotations.push(("lb.dev/health-check-interval", "1s".to_owned()));
     bed.cluster.manifests.put(&web).unwrap();
-    let listener = bed.netns("pod1").run(|| TcpListener::bind(("::", SERVER))).unwrap();
+    let listener = listen(bed.netns("pod1"));
     bed.start_agent_with(&RANGES);
     let (mut stream, _) = listener.accept().unwrap();
     let mut header = [0; 16];
