@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test panics when the testbed fails")]
 
 use std::{
+    collections::BTreeSet,
     fs,
     net::IpAddr,
     os::unix::fs::PermissionsExt as _,
@@ -12,6 +13,8 @@ use std::{
     time::Duration,
 };
 
+use clap::CommandFactory as _;
+use lb_agent::cli::Cli;
 use lb_common::{
     conntrack::{Flow, Phase, Tick, Tuple, flow_flags, seen},
     protocol,
@@ -237,6 +240,35 @@ fn completions_cover_every_command() {
         for word in ["conntrack", "cleanup", "wire-device"] {
             assert!(script.contains(word), "{shell}: {word}");
         }
+    }
+}
+
+/// The file names of the man pages of a command and its subcommands, apart from hidden ones. `parents` is empty, or
+/// ends with a hyphen.
+fn man_pages(command: &clap::Command, parents: &str) -> BTreeSet<String> {
+    let name = format!("{parents}{}", command.get_name());
+    let shown = command.get_subcommands().filter(|command| !command.is_hide_set());
+    let of_subcommands = shown.flat_map(|command| man_pages(command, &format!("{name}-")));
+    of_subcommands.chain([format!("{name}.1")]).collect()
+}
+
+#[test]
+fn man_pages_cover_every_command() {
+    let bed = Bed::new();
+    let folder = bed.folder.join("man");
+    fs::create_dir(&folder).unwrap();
+    let output = lb_agent(&["man-pages", folder.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let files = fs::read_dir(&folder).unwrap();
+    let written: BTreeSet<String> =
+        files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+    assert_eq!(written, man_pages(&Cli::command(), ""));
+    for page in ["lb-agent.1", "lb-agent-run.1", "lb-agent-conntrack-list.1"] {
+        assert!(written.contains(page), "{page}");
+    }
+    for page in written {
+        let text = fs::read_to_string(folder.join(&page)).unwrap();
+        assert!(text.contains(".SH SYNOPSIS"), "{page}");
     }
 }
 

@@ -108,12 +108,17 @@ const OF_TKE: [&str; 3] = [
     "service.kubernetes.io/service.listenerParameters",
 ];
 
+/// The names of the known annotations of clouds that have no effect. Values that ask for what happens anyway need no
+/// report.
+pub fn ignored_names() -> impl Iterator<Item = &'static str> {
+    IGNORED.into_iter().map(|(name, ..)| name).chain(OF_TKE)
+}
+
 /// Whether the annotation of this name configures load balancers of clouds. The agent reports such an annotation if it
 /// has no effect.
 pub fn is_of_cloud(name: &str) -> bool {
     PREFIXES.iter().any(|prefix| name.starts_with(prefix))
-        || OF_TKE.contains(&name)
-        || IGNORED.iter().any(|(known, ..)| *known == name)
+        || ignored_names().any(|known| known == name)
         || ASKS_FOR_INTERNAL.iter().any(|(known, _)| *known == name)
 }
 
@@ -160,8 +165,7 @@ mod tests {
 
     #[test]
     fn annotation_without_effect_is_reported_once() {
-        let names: Vec<&str> = IGNORED.iter().map(|(name, ..)| *name).chain(OF_TKE).collect();
-        for name in names {
+        for name in ignored_names() {
             assert_eq!(reported(&[(name, "x")]), [name]);
         }
     }

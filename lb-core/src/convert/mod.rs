@@ -30,7 +30,7 @@ pub use self::{
         ACCESS_LOG, ACCESS_LOG_INTERVAL, MAGLEV_TABLE_SIZE, NORTH_SOUTH_MODE, SCHEDULER, SLOW_START, WEIGHTS,
     },
     aws::Origin,
-    clouds::is_of_cloud,
+    clouds::{ignored_names, is_of_cloud},
     connection_ends::{DRAIN_TIMEOUT, IDLE_TIMEOUT},
     error::{ConvertError, Converted},
     health::{FAIL_CLOSED, HEALTH_CHECK, HEALTHY_THRESHOLD, INTERVAL, TIMEOUT, UNHEALTHY_THRESHOLD},

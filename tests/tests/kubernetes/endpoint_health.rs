@@ -80,6 +80,42 @@ fn annotation_is_one_event_and_invalid_ones_keep_the_check() {
     assert_eq!((events(&bed, "AnnotationIgnored").len(), events(&bed, "AnnotationInvalid").len()), (1, 1));
 }
 
+/// The notes of the Events `AnnotationIgnored` about this annotation, whichever Service has it.
+fn notes_about(bed: &Bed, annotation: &str) -> Vec<String> {
+    let events = bed.server().events();
+    let ignored = events.iter().filter(|event| event["reason"] == "AnnotationIgnored");
+    let notes = ignored.map(|event| event["note"].as_str().unwrap_or_default().to_owned());
+    let start = format!("annotation {annotation} of Service ");
+    notes.filter(|note| note.starts_with(&start)).collect()
+}
+
+#[test]
+fn every_annotation_without_effect_is_one_event_that_names_it() {
+    let bed = Bed::with_faults().with_a_and_b();
+    let unknown = "service.beta.kubernetes.io/of-another-cloud";
+    let names: Vec<&str> = lb_core::convert::ignored_names().chain([unknown]).collect();
+    let put_all = |other: &str| {
+        for (number, name) in (10_u8..).zip(names.iter().copied()) {
+            let mut service = bed.service(&format!("s{number}"), number);
+            service["metadata"]["annotations"] = json!({name: "x", "other": other});
+            bed.server().put(service);
+        }
+    };
+    put_all("1");
+    for (number, name) in (10_u8..).zip(names.iter().copied()) {
+        bed.wait_until(name, LIMIT, |bed| !notes_about(bed, name).is_empty());
+        let note = notes_about(&bed, name).remove(0);
+        let start = format!("annotation {name} of Service default/s{number} is ignored (value \"x\"): ");
+        assert!(note.len() > start.len() && note.starts_with(&start), "{note}");
+    }
+    put_all("2");
+    bed.put("c", 3);
+    bed.wait_until("another Service", LIMIT, |bed| bed.served().contains(&"c 3".to_owned()));
+    for name in names {
+        assert_eq!(notes_about(&bed, name).len(), 1, "{name}");
+    }
+}
+
 #[test]
 fn service_without_room_in_a_map_is_one_event() {
     let mut bed = Bed::with_faults();

@@ -4,9 +4,9 @@ use std::{
     collections::BTreeSet,
     fs,
     io::{BufRead as _, BufReader, Write as _},
-    net::{Ipv6Addr, TcpListener},
+    net::{IpAddr, Ipv6Addr, TcpListener},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU16, Ordering},
     },
     thread,
@@ -18,7 +18,7 @@ use lb_tests::{
     client::{Connection, PATIENCE, REFUSED, ask_http},
     cluster::ClientLink,
     http as http_client,
-    manifests::Service,
+    manifests::{Exposure, Service, Type},
     netns::Netns,
     patience, wait_for, within,
 };
@@ -31,26 +31,35 @@ pub(crate) const PODS: [&str; 2] = ["pod2", "pod3"];
 /// Port of the servers that report whether a pod is healthy.
 pub(crate) const HEALTH: u16 = 9000;
 
+/// The different requests to a [`recording_health_server`]: the client's address and the first line of each.
+type Requests = Arc<Mutex<BTreeSet<(IpAddr, String)>>>;
+
 /// Starts a server that answers every request with the status in the returned variable, which the test can change.
 pub(crate) fn health_server(netns: &Netns) -> Arc<AtomicU16> {
+    recording_health_server(netns).0
+}
+
+/// Like [`health_server`]; also returns the requests, to which the server adds each one before it answers.
+fn recording_health_server(netns: &Netns) -> (Arc<AtomicU16>, Requests) {
     let listener = netns.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, HEALTH))).unwrap();
-    let status = Arc::new(AtomicU16::new(200));
-    let told = Arc::clone(&status);
+    let (status, requests) = (Arc::new(AtomicU16::new(200)), Requests::default());
+    let (told, recorded) = (Arc::clone(&status), Arc::clone(&requests));
     thread::spawn(move || {
         for stream in listener.incoming() {
             let Ok(stream) = stream else { continue };
-            let mut reader = BufReader::new(&stream);
-            let mut line = String::new();
-            while reader.read_line(&mut line).is_ok_and(|length| length > 2) {
-                line.clear();
-            }
+            let Ok(client) = stream.peer_addr() else { continue };
+            let lines = BufReader::new(&stream).lines().map_while(Result::ok);
+            let mut head = lines.take_while(|line| !line.is_empty());
+            let request = head.next().unwrap_or_default();
+            head.for_each(drop);
+            recorded.lock().unwrap().insert((client.ip().to_canonical(), request));
             let status = told.load(Ordering::Relaxed);
             // Ignores errors: the prober may have closed its socket.
             let _gone =
                 write!(&stream, "HTTP/1.1 {status} x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
         }
     });
-    status
+    (status, requests)
 }
 
 /// The Service `web` with a health check and further annotations. Probes of an endpoint begin about every 300 ms.
@@ -145,6 +154,63 @@ fn endpoint_that_answers_500_keeps_its_connections_and_gets_no_new_ones() {
     assert!(log.contains("is unhealthy for node"), "{log}");
     status.store(302, Ordering::Relaxed);
     wait_for_servers(&bed, &PODS);
+}
+
+/// The annotations of AWS for `http://:9000/healthz`, where 9000 is [`HEALTH`], with the shortest times and the lowest
+/// thresholds of AWS.
+const AWS: [(&str, &str); 7] = [
+    ("service.beta.kubernetes.io/aws-load-balancer-healthcheck-protocol", "http"),
+    ("service.beta.kubernetes.io/aws-load-balancer-healthcheck-port", "9000"),
+    ("service.beta.kubernetes.io/aws-load-balancer-healthcheck-path", "/healthz"),
+    ("service.beta.kubernetes.io/aws-load-balancer-healthcheck-interval", "5"),
+    ("service.beta.kubernetes.io/aws-load-balancer-healthcheck-timeout", "2"),
+    ("service.beta.kubernetes.io/aws-load-balancer-healthcheck-healthy-threshold", "2"),
+    ("service.beta.kubernetes.io/aws-load-balancer-healthcheck-unhealthy-threshold", "2"),
+];
+
+#[test]
+fn annotations_of_aws_alone_find_an_endpoint_that_answers_500() {
+    let bed = Bed::with_web(&PODS);
+    let (status, requests) = recording_health_server(bed.netns("pod2"));
+    let _healthy = health_server(bed.netns("pod3"));
+    let annotations = AWS.map(|(name, value)| (name, value.to_owned())).into();
+    // These annotations apply to this type only.
+    let exposure = Exposure { kind: Type::LoadBalancer, ..Exposure::default() };
+    let service = Service { annotations, exposure, ..bed.service("web", WEB, &PODS) };
+    bed.cluster.manifests.put(&service).unwrap();
+    let before = wait_for_report(&bed, |report| report["healthy"] == 4);
+    assert_eq!(before["check"], "http://:9000/healthz");
+    status.store(500, Ordering::Relaxed);
+    // The first failure comes up to 5.5 s later, the second one 2 s after it.
+    let fails_by_status = |report: &Value| {
+        let mut failing = report["failing"].as_array().into_iter().flatten();
+        report["healthy"] == 2 && report["unhealthy"] == 2 && failing.all(|one| one["reason"] == "status 500")
+    };
+    wait_for(Duration::from_secs(30), || Some(report(&bed)).filter(fails_by_status))
+        .unwrap_or_else(|| panic!("{}", report(&bed)));
+    wait_for_servers(&bed, &["pod3"]);
+    for (_, request) in &*requests.lock().unwrap() {
+        assert_eq!(request, "GET /healthz HTTP/1.1");
+    }
+    let problems = bed.status()["agent"]["problems"].to_string();
+    assert!(!problems.contains("healthcheck"), "{problems}");
+}
+
+#[test]
+fn probe_comes_from_the_nodes_own_address() {
+    let bed = Bed::with_web(&PODS);
+    let (_status, of_pod2) = recording_health_server(bed.netns("pod2"));
+    let (_status, of_pod3) = recording_health_server(bed.netns("pod3"));
+    let check = format!("http://:{HEALTH}/healthz");
+    bed.cluster.manifests.put(&checked(&bed, &check, &[])).unwrap();
+    wait_for_report(&bed, |report| report["healthy"] == 4);
+    // node1 probes. It reaches pod2 by the device with the gateway's addresses, and pod3 by the link to node2.
+    for (requests, node1) in
+        [(of_pod2, ["10.244.1.1", "fd00:10:244:1::1"]), (of_pod3, ["172.18.0.1", "fd00:172:18::1"])]
+    {
+        let sources: BTreeSet<IpAddr> = requests.lock().unwrap().iter().map(|(source, _)| *source).collect();
+        assert_eq!(sources, BTreeSet::from(node1.map(|address| address.parse::<IpAddr>().unwrap())));
+    }
 }
 
 #[test]
