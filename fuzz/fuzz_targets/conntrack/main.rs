@@ -172,10 +172,16 @@ impl World {
         }
     }
 
-    /// The client connects, unless it has a connection. If it connects, all segments on the wire are lost.
+    /// The client connects, unless it has a connection. If it connects, all segments on the wire are lost. A client never
+    /// uses the sequence numbers of its last connection again (RFC 9293 §3.4.1).
     fn open(&mut self, first: u32) {
+        /// More than any connection of this model uses.
+        const CONNECTION: u32 = 1 << 24;
         if matches!(self.client.state, State::Closed | State::TimeWait) {
             self.wire.clear();
+            let is_used = self.client_is_real
+                && first.wrapping_sub(self.client.first).wrapping_add(CONNECTION) <= 2 * CONNECTION;
+            let first = if is_used { self.client.first.wrapping_add(2 * CONNECTION) } else { first };
             self.client_is_real = true;
             let syn = self.client.connect(first);
             self.wire.push_back((Side::Client, syn));

@@ -93,7 +93,8 @@ const SHARED_WITH_AGENT: &str = "netns::balancing::";
 const WITH_CARDS: &str = "netns::virtio::";
 
 /// Tests that never run in a guest, and why. A name stands for all tests that begin with it.
-const NOT_IN_A_GUEST: [(&str, &str); 3] = [
+const NOT_IN_A_GUEST: [(&str, &str); 4] = [
+    ("netns::attack_rates::", "it measures time"),
     ("netns::flow_log::throughput", "it measures time"),
     ("netns::testbed::dropped_cluster_leaves_nothing_behind", "it measures time"),
     ("netns::web::", "a browser would take minutes to start"),
