@@ -68,7 +68,7 @@ pub(crate) struct Demand {
     pub(crate) vips_gone: usize,
 }
 
-/// Numbers of entries of hash maps that are free for the rest of a plan. A plan deletes names, source ranges and
+/// How much room hash maps have for the rest of a plan: numbers of free entries, unless a field says otherwise. A plan deletes names, source ranges and
 /// limits after it writes new ones, so these deletions free no entries for the same plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remaining {

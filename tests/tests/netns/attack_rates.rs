@@ -47,9 +47,9 @@ fn attacks() -> [Attack; 4] {
     [
         Attack { name: "SYNs", to, packets: &[(Forged::Syn, 0)], arguments: &[] },
         Attack { name: "SYNs with FINs", to, packets: syn_and_fin, arguments: &[] },
-        // One backend has the 20,000 source ports of the default of `--masquerade-ports`.
+        // Towards the one backend there are the 20,000 source ports of the default of `--masquerade-ports`.
         Attack {
-            name: "SYNs with FINs, masqueraded to one backend",
+            name: "SYNs with FINs, masqueraded",
             to,
             packets: syn_and_fin,
             arguments: &["--masquerade-all"],
@@ -91,7 +91,7 @@ fn measure(attack: &Attack, rate: u32) {
     let bed = bed(attack.arguments);
     let (client, to) = (&bed.cluster.client, http(WEB[0]));
     let mut established: Vec<Connection> = (0..20).map(|_| Connection::open(client, to).unwrap()).collect();
-    let servers: Vec<_> = established.iter_mut().map(|connection| connection.ask().unwrap().server).collect();
+    let seen: Vec<_> = established.iter_mut().map(|connection| connection.ask().unwrap().seen).collect();
     let (begun, over) = (AtomicU32::new(0), AtomicBool::new(false));
     flood(client, attack, FILL_RATE, FILL, &begun, &over);
     let count = || OUTCOMES.map(|outcome| counted(&bed, outcome));
@@ -111,8 +111,8 @@ fn measure(attack: &Attack, rate: u32) {
     let after = count();
     let [new, full, no_port] = [0, 1, 2].map(|of| after[of] - before_measuring[of]);
     assert!(new + full + no_port > u64::from(sent) / 2, "{}: of {sent} flows few arrive", attack.name);
-    let again: Vec<_> = established.iter_mut().map(|connection| connection.ask().unwrap().server).collect();
-    assert_eq!(again, servers, "{}: established connections keep their backends", attack.name);
+    let again: Vec<_> = established.iter_mut().map(|connection| connection.ask().unwrap().seen).collect();
+    assert_eq!(again, seen, "{}: established connections keep their source ports", attack.name);
     let served = times.iter().flatten();
     println!(
         "| {} | {:.0} | {new} | {full} | {no_port} | {} of {} | {:.2} s |",

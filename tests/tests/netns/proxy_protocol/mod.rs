@@ -46,11 +46,12 @@ fn start(target_port: u16) -> Bed {
 }
 
 /// Waits until the catch device serves processes of the node. That is some tenths of a second after `/healthz` answers,
-/// because the agent loads this device's program last. Until then the networks of cluster IPs are unreachable.
+/// because the agent loads this device's program last. Until then the node has no route to cluster IPs.
 fn wait_for_catch_device(bed: &Bed) {
     let is_reachable = |to| match connect(&bed.cluster.node1, to) {
         Ok(_) => true,
-        Err(error) => error.kind() != ErrorKind::HostUnreachable,
+        // The server may not listen yet.
+        Err(error) => error.kind() == ErrorKind::ConnectionRefused,
     };
     let serves = || WEB.map(http).into_iter().all(is_reachable).then_some(());
     wait_for(PATIENCE, serves).expect("the catch device serves the node");

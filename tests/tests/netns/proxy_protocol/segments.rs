@@ -139,7 +139,7 @@ fn keep_alive(socket: &impl AsFd) {
     setsockopt(socket, sockopt::TcpKeepCount, &3).unwrap();
 }
 
-/// Opens connections of these clients in both families. Half of the clients send nothing after the handshake.
+/// Opens connections of these clients in both families. On half of the connections, clients send nothing after the handshake.
 fn open_all(clients: &[&Netns]) -> Vec<TcpStream> {
     let mut streams = Vec::new();
     for client in clients {
