@@ -377,12 +377,22 @@ pub fn udp_socket_from(source: SocketAddr, to: SocketAddr) -> io::Result<UdpSock
     Ok(socket)
 }
 
+/// Receives a datagram. Begins again when the kernel has interrupted the call, as it does when it freezes all processes.
+pub(crate) fn receive(socket: &UdpSocket, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match socket.recv(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
+}
+
 /// Sends `payload` on a connected socket and expects it back. The socket receives replies from the connected address
 /// only.
 pub fn echo(socket: &UdpSocket, payload: &[u8]) -> io::Result<Answer> {
     socket.send(payload)?;
     let mut buffer = vec![0; 65_536];
-    let len = socket.recv(&mut buffer)?;
+    let len = receive(socket, &mut buffer)?;
     let line = buffer[..len].iter().position(|byte| *byte == b'\n').ok_or_else(|| malformed("no line"))?;
     if buffer[line + 1..len] != *payload {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the payload came back changed"));

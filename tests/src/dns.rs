@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{netns::Netns, patience, stopwatch::Stopwatch};
+use crate::{client::receive, netns::Netns, patience, stopwatch::Stopwatch};
 
 /// How long a change may take to arrive on the busiest machine. Only a server that misses the change takes longer.
 const LOST: Duration = Duration::from_secs(30);
@@ -63,7 +63,7 @@ impl Client {
     pub fn ask(&self, name: &str) -> io::Result<Option<Ipv4Addr>> {
         let query = query(1, &format!("{name}.default.svc.cluster.local"));
         let mut buffer = [0; 512];
-        match self.0.send(&query).and_then(|_| self.0.recv(&mut buffer)) {
+        match self.0.send(&query).and_then(|_| receive(&self.0, &mut buffer)) {
             Ok(length) => Ok(address(&buffer[..length])),
             Err(error) if is_silence(&error) => Ok(None),
             Err(error) => Err(error),

@@ -14,6 +14,7 @@ use aya::{
     programs::{CgroupAttachMode, CgroupSockAddr},
 };
 use lb_common::capacity;
+use lb_datapath::load_program;
 use lb_tests::{
     agent::{self, run},
     client::{Connection, PATIENCE, REFUSED, ask_http, ask_udp, echo, limit, udp_socket},
@@ -204,8 +205,8 @@ fn programs(bed: &Bed) -> Vec<String> {
 /// The copy has maps of its own and no namespace to serve, so it translates no call.)
 fn others_program(bed: &Bed) -> Ebpf {
     let mut ebpf = EbpfLoader::new().load(lb_datapath::OBJECT).unwrap();
+    load_program(ebpf.program_mut("sock_connect4").unwrap()).unwrap();
     let program: &mut CgroupSockAddr = ebpf.program_mut("sock_connect4").unwrap().try_into().unwrap();
-    program.load().unwrap();
     let cgroup = File::open(bed.cluster.cgroup(1).unwrap().path()).unwrap();
     program.attach(cgroup, CgroupAttachMode::Single).unwrap();
     ebpf

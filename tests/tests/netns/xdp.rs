@@ -12,7 +12,7 @@ use aya::{
     Ebpf, EbpfLoader,
     programs::{Xdp, XdpMode, xdp::XdpLinkId},
 };
-
+use lb_datapath::load_program;
 use lb_tests::{
     client::{Connection, PATIENCE, ask_udp},
     cluster::{ClientLink, PodLink, Wiring},
@@ -112,7 +112,7 @@ fn load_passing_program() -> Ebpf {
         loader.map_max_entries(map, 16);
     }
     let mut ebpf = loader.load(lb_datapath::OBJECT).unwrap();
-    xdp_native(&mut ebpf).load().unwrap();
+    load_program(ebpf.program_mut("xdp_native").unwrap()).unwrap();
     ebpf
 }
 
