@@ -68,8 +68,9 @@ pub(crate) struct Demand {
     pub(crate) vips_gone: usize,
 }
 
-/// How much room hash maps have for the rest of a plan: numbers of free entries, unless a field says otherwise. A plan deletes names, source ranges and
-/// limits after it writes new ones, so these deletions free no entries for the same plan.
+/// How much room hash maps have for the rest of a plan: numbers of free entries, unless a field says otherwise. A plan
+/// deletes names, source ranges and limits after it writes new ones, so these deletions free no entries for the same
+/// plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remaining {
     pub(crate) frontends: usize,

@@ -349,10 +349,11 @@ impl Reconciler {
     pub fn plan_part(&mut self, services: usize) -> Plan {
         self.failed();
         self.update_due();
+        let is_first_part = !self.partial;
         self.partial = self.due.len() > services;
         self.labels.keep_unclaimed(self.partial);
         self.vips.keep_unclaimed(self.partial);
-        if self.vips.removes_unclaimed() {
+        if is_first_part && self.vips.removes_unclaimed() {
             self.adopt_foreign_vips();
         }
         let mut draft = Draft::default();

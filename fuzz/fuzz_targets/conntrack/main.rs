@@ -179,9 +179,9 @@ impl World {
         const CONNECTION: u32 = 1 << 24;
         if matches!(self.client.state, State::Closed | State::TimeWait) {
             self.wire.clear();
-            let is_used = self.client_is_real
-                && first.wrapping_sub(self.client.first).wrapping_add(CONNECTION) <= 2 * CONNECTION;
-            let first = if is_used { self.client.first.wrapping_add(2 * CONNECTION) } else { first };
+            let last = self.client.first;
+            let is_used = first.wrapping_sub(last).cast_signed().unsigned_abs() <= CONNECTION;
+            let first = if is_used { last.wrapping_add(2 * CONNECTION) } else { first };
             self.client_is_real = true;
             let syn = self.client.connect(first);
             self.wire.push_back((Side::Client, syn));

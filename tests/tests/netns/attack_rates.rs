@@ -66,7 +66,7 @@ fn attacks() -> [Attack; 4] {
 
 /// Sends the packets of `rate` new forged flows per second until `over`, or until `flows` flows have begun. `begun`
 /// counts the flows.
-fn flood(client: &Netns, attack: &Attack, rate: u32, flows: u32, begun: &AtomicU32, over: &AtomicBool) {
+fn send_flows(client: &Netns, attack: &Attack, rate: u32, flows: u32, begun: &AtomicU32, over: &AtomicBool) {
     let socket = client.run(|| flood::open(attack.to.is_ipv6())).unwrap();
     let (of_a_tick, before) = (rate / 100, begun.load(Ordering::Relaxed));
     let start = Instant::now();
@@ -93,13 +93,13 @@ fn measure(attack: &Attack, rate: u32) {
     let mut established: Vec<Connection> = (0..20).map(|_| Connection::open(client, to).unwrap()).collect();
     let seen: Vec<_> = established.iter_mut().map(|connection| connection.ask().unwrap().seen).collect();
     let (begun, over) = (AtomicU32::new(0), AtomicBool::new(false));
-    flood(client, attack, FILL_RATE, FILL, &begun, &over);
+    send_flows(client, attack, FILL_RATE, FILL, &begun, &over);
     let count = || OUTCOMES.map(|outcome| counted(&bed, outcome));
     let before_measuring = count();
     let (times, sent, took) = thread::scope(|scope| {
         let _end = StopOnDrop(&over);
         let before = begun.load(Ordering::Relaxed);
-        scope.spawn(|| flood(client, attack, rate, u32::MAX, &begun, &over));
+        scope.spawn(|| send_flows(client, attack, rate, u32::MAX, &begun, &over));
         let start = Instant::now();
         let mut times = Vec::new();
         while start.elapsed() < MEASURED {

@@ -205,8 +205,9 @@ fn programs(bed: &Bed) -> Vec<String> {
 /// The copy has maps of its own and no namespace to serve, so it translates no call.)
 fn others_program(bed: &Bed) -> Ebpf {
     let mut ebpf = EbpfLoader::new().load(lb_datapath::OBJECT).unwrap();
-    load_program(ebpf.program_mut("sock_connect4").unwrap()).unwrap();
-    let program: &mut CgroupSockAddr = ebpf.program_mut("sock_connect4").unwrap().try_into().unwrap();
+    let program = ebpf.program_mut("sock_connect4").unwrap();
+    load_program(program).unwrap();
+    let program: &mut CgroupSockAddr = program.try_into().unwrap();
     let cgroup = File::open(bed.cluster.cgroup(1).unwrap().path()).unwrap();
     program.attach(cgroup, CgroupAttachMode::Single).unwrap();
     ebpf
